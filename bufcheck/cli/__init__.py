@@ -1,0 +1,68 @@
+"""The command line: one file per command, options in, exit code out, no logic."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from bufcheck import __version__
+from bufcheck.errors import BufcheckError
+
+COMMANDS = ("validate", "convert", "schema", "rules", "explain", "demo")
+EXIT_OK, EXIT_FINDINGS, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+class Commands(click.Group):
+    """Imports a command when it is called; and says every failure in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"bufcheck.cli.{name}").command
+        return command
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.Exit as done:
+            sys.exit(done.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            _fail("interrupted", EXIT_INTERRUPTED)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(EXIT_FAILED)
+        except BufcheckError as error:
+            _fail(str(error), EXIT_FAILED)
+        except BrokenPipeError:
+            # The reader of our output has left; there is nobody to tell.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(EXIT_FAILED)
+        except Exception as error:
+            if os.environ.get("BUFCHECK_DEBUG"):
+                raise
+            detail = " ".join(str(error).split())[:300]
+            problem = f"unexpected {type(error).__name__}: {detail}"
+            _fail(f"{problem}; BUFCHECK_DEBUG=1 shows where", EXIT_FAILED)
+
+
+def _fail(message: str, code: int) -> None:
+    prefix = click.style("bufcheck:", fg="red", bold=True)
+    click.echo(f"{prefix} {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with `bufcheck demo`, then `bufcheck validate dump.parquet`.",
+)
+@click.version_option(__version__, prog_name="bufcheck")
+def main() -> None:
+    """Check a stored on-policy buffer before anyone trains on it again."""

@@ -1,0 +1,294 @@
+"""The DuckDB session: one private database in memory that spills to a private folder.
+
+It sees no file and no Python variable; what it holds was handed to it as Arrow. Besides `digest` it
+has the tables of `tables/`, each made when somebody first asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bufcheck import digest, schema, shipped
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+    from bufcheck.dump import Dump
+
+MEMORY_LIMIT = "400MB"
+SAMPLE_ROWS = 100_000
+"""Enough to measure how often values coincide by chance."""
+_GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples"}
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+
+
+@cache
+def table_names() -> list[str]:
+    return sorted(file.stem for file in (shipped.PACKAGE / "tables").glob("*.sql"))
+
+
+@cache
+def table_sql(name: str) -> str:
+    return split_header((shipped.PACKAGE / "tables" / f"{name}.sql").read_text("utf-8"))[1]
+
+
+def tables_named_in(sql: str) -> list[str]:
+    words = words_of(sql)
+    return [name for name in table_names() if name in words]
+
+
+def words_of(sql: str) -> set[str]:
+    """The names a piece of SQL uses: comments and texts do not count."""
+    bare = re.sub(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", " ", sql, flags=re.DOTALL)
+    return set(re.findall(r"\w+", bare))
+
+
+def fill_in(sql: str, values: Mapping[str, Any]) -> str:
+    """SQL with each $name replaced by its value, so that it runs anywhere as it stands."""
+    return re.sub(r"\$([a-z_]+)", lambda match: literal(values[match[1]]), sql)
+
+
+def literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def split_header(text: str) -> tuple[dict[str, Any], str]:
+    """A .sql file of ours is a TOML header in its first comment, then one SELECT."""
+    match = re.match(r"\s*/\*(.*?)\*/\s*(.*)", text, re.DOTALL)
+    if match is None:
+        raise ValueError("the file does not begin with a /* TOML header */")
+    return tomllib.loads(match[1]), match[2].strip().rstrip(";")
+
+
+class Database:
+    def __init__(self, memory_limit: str = MEMORY_LIMIT) -> None:
+        import duckdb
+
+        self._folder = tempfile.mkdtemp(prefix="bufcheck-")
+        self._made = set(_GIVEN)
+        self.settings: dict[str, Any] = {}
+        """The one row of `metadata`; SQL names its entries as $entry."""
+        self.connection: duckdb.DuckDBPyConnection = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": memory_limit,
+                "temp_directory": self._folder,
+                "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "python_enable_replacements": False,
+            },
+        )
+        # Not at connect: that would forbid naming the folder to spill to. It cannot be undone.
+        self.connection.execute("SET enable_external_access = false")
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def load(self, name: str, rows: pa.Table | pa.RecordBatchReader, select: str = "") -> None:
+        """CREATE TABLE name AS the select over `batches`, which is the Arrow data given."""
+        self.connection.register("batches", rows)
+        try:
+            self.connection.execute(f"CREATE TABLE {name} AS {select or 'SELECT * FROM batches'}")
+        finally:
+            self.connection.unregister("batches")
+
+    def load_digest(self, rows: pa.RecordBatchReader, columns: set[str], own: frozenset[str]) -> None:
+        """The view `digest`: what could be stored, with NULLs for the rest."""
+        self.load("digested", rows, digest.select(columns, own))
+        names = ", ".join(["*", *digest.stand_ins(columns)])
+        self.connection.execute(f"CREATE VIEW digest AS SELECT {names} FROM digested")
+
+    def describe(self, dump: Dump, tolerance: float | None) -> None:
+        """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
+        import pyarrow as pa
+
+        self.load("files", pa.Table.from_pylist(list(_files(dump)), schema=_FILES()))
+        self.load("columns", pa.Table.from_pylist(list(_columns(dump)), schema=_COLUMNS()))
+        self.settings = settings_row(dump, tolerance)
+        self.load("metadata", pa.Table.from_pylist([{**self.settings, "sample_below": str(self.settings["sample_below"])}]))
+        self.connection.execute(
+            "CREATE TABLE findings (row_id BIGINT, code VARCHAR, rule VARCHAR, severity VARCHAR,"
+            " message VARCHAR)"
+        )
+
+    def forget(self) -> None:
+        """Drops the digest and what was made of it, to be loaded anew."""
+        for name in sorted(self._made - _GIVEN):
+            self.connection.execute(f"DROP TABLE {name}")
+        self.connection.execute("DROP VIEW digest")
+        self.connection.execute("DROP TABLE digested")
+        self._made = set(_GIVEN)
+
+    def make_samples(self, dump: Dump, columns: Iterable[str]) -> None:
+        """The view `samples`: the dump's own columns, as far as they were kept."""
+        kept = {row[0] for row in self.connection.execute("DESCRIBE digest").fetchall()}
+        names = [f'"{name}"' for name in columns if name in kept]
+        self.connection.execute(
+            f"CREATE VIEW samples AS SELECT {', '.join(['row_id', *names])} FROM digest"
+        )
+
+    def lock(self) -> None:
+        """After this no SQL can loosen the configuration."""
+        self.connection.execute("SET lock_configuration = true")
+
+    def make_tables_for(self, sql: str) -> None:
+        """Makes the tables of `tables/` that this SQL names, and those they name."""
+        for name in tables_named_in(sql):
+            if name not in self._made:
+                self._made.add(name)
+                select = fill_in(table_sql(name), self.settings)
+                self.make_tables_for(select)
+                self.connection.execute(f"CREATE TABLE {name} AS {select}")
+
+    def rows(self, sql: str) -> list[dict[str, Any]]:
+        result = self.connection.execute(sql)
+        names = [d[0] for d in result.description or []]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def _files(dump: Dump) -> Iterator[dict[str, Any]]:
+    from bufcheck.dump import declared_rows
+
+    for index, source in enumerate(dump.sources):
+        yield {
+            "file": index,
+            "path": str(source.path),
+            "format": source.format,
+            "rows": source.rows,
+            "first_row": dump.starts[index],
+            "declared_rows": declared_rows(source),
+            "described": source.metadata is not None,
+            "uneven": ", ".join(f"{n} has {c}" for n, c in source.uneven.items()) or None,
+        }
+
+
+def _columns(dump: Dump) -> Iterator[dict[str, Any]]:
+    known = schema.load().columns
+    required = schema.load().required(dump.policy)
+    for name in dict.fromkeys([*dump.columns, *known]):
+        stored = dump.columns.get(name, [])
+        lacking = [i for i in range(len(dump.sources)) if i not in {c.file for c in stored}]
+        column = known.get(name)
+        wrong = [c for c in stored if column and not schema.fits(column, c.type)]
+        yield {
+            "name": name,
+            "known": column is not None,
+            "own": name.startswith(schema.OWN_COLUMN),
+            "required": name in required,
+            "files_with": len(stored),
+            "files_without": len(lacking) if stored else len(dump.sources),
+            "lacking": str(dump.sources[lacking[0]].path) if lacking else None,
+            "type": schema.type_name((wrong or stored)[0].type) if stored else None,
+            "expected": " or ".join(column.types) if column else None,
+            # A foreign file promised nothing: what was read into it is `assumed`, not wrong.
+            "fits": not wrong or (not dump.declared and all(c.read_as for c in wrong)),
+            "readable": dump.has(name),
+        }
+
+
+def settings_row(dump: Dump, tolerance: float | None) -> dict[str, Any]:
+    """The one row of `metadata`: every setting by its name with _ for ., and what follows from it."""
+    row: dict[str, Any] = {}
+    for name, key in schema.load().keys.items():
+        if key.type != "object":
+            row[name.replace(".", "_")] = dump.settings[name]
+    precision = dump.policy["precision"]
+    stored = [schema.type_name(c.type) for c in dump.columns.get("old_log_prob", [])]
+    eps = max(UNIT_ROUNDOFF[t] for t in [precision, *stored] if t in UNIT_ROUNDOFF)
+    coarse = eps > UNIT_ROUNDOFF["float32"]
+    shape = dump.policy["state_shape"]
+    row["policy_state_size"] = None
+    if shape:
+        row["policy_state_size"] = 1
+        for side in shape:
+            row["policy_state_size"] *= side
+    row["policy_subset_all"] = dump.policy["subset"] == "all" or None
+    row["policy_subset_listed"] = dump.policy["subset"] == "listed" or None
+    row["rows"] = dump.rows
+    # A hash below this belongs to a sample of about SAMPLE_ROWS rows.
+    row["sample_below"] = (2**64 - 1) // max(1, dump.rows // SAMPLE_ROWS)
+    row["configured"] = any(k.startswith("policy.") for k in dump.assumed_from_config())
+    row["declared"] = dump.declared
+    row["unit_roundoff"] = eps
+    row["tolerance"] = tolerance if tolerance is not None else (4 * eps if coarse else 1e-4)
+    row["relative_tolerance"] = 0.0 if tolerance is not None else (4 * eps if coarse else 1e-5)
+    return row
+
+
+DERIVED_SETTINGS = (
+    "policy_state_size",
+    "policy_subset_all",
+    "policy_subset_listed",
+    "rows",
+    "sample_below",
+    "configured",
+    "declared",
+    "unit_roundoff",
+    "tolerance",
+    "relative_tolerance",
+)
+SETTINGS = {
+    *(name.replace(".", "_") for name, key in schema.load().keys.items() if key.type != "object"),
+    *DERIVED_SETTINGS,
+}
+"""What SQL may name as $setting."""
+
+
+def _FILES() -> pa.Schema:  # noqa: N802
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("file", pa.int32()),
+            ("path", pa.string()),
+            ("format", pa.string()),
+            ("rows", pa.int64()),
+            ("first_row", pa.int64()),
+            ("declared_rows", pa.int64()),
+            ("described", pa.bool_()),
+            ("uneven", pa.string()),
+        ]
+    )
+
+
+def _COLUMNS() -> pa.Schema:  # noqa: N802
+    import pyarrow as pa
+
+    text, flag, number = pa.string(), pa.bool_(), pa.int64()
+    return pa.schema(
+        [
+            ("name", text),
+            ("known", flag),
+            ("own", flag),
+            ("required", flag),
+            ("files_with", number),
+            ("files_without", number),
+            ("lacking", text),
+            ("type", text),
+            ("expected", text),
+            ("fits", flag),
+            ("readable", flag),
+        ]
+    )

@@ -1,0 +1,196 @@
+"""Parquet: read page by page, so that memory does not grow with the row groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from bufcheck.errors import ReadError
+from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+SUFFIXES = (".parquet", ".pq")
+MAGIC = b"PAR1"
+BATCH_BYTES = 4 << 20
+"""Decoded size of a batch; small enough to bound memory, large enough to be quick."""
+ROW_GROUP_ROWS = 1 << 17
+
+
+def recognises(file: BinaryIO) -> bool:
+    """Both ends must be right: a file without its footer is not yet Parquet."""
+    if file.read(4) != MAGIC:
+        return False
+    file.seek(0, os.SEEK_END)
+    if file.tell() < 12:
+        return False
+    file.seek(-4, os.SEEK_END)
+    return file.read(4) == MAGIC
+
+
+def open_source(path: Path) -> Source:
+    import pyarrow as pa
+
+    try:
+        parquet = _open(path)
+        schema = parquet.schema_arrow
+        rows = parquet.metadata.num_rows
+        checksums = _has_page_checksums(path, parquet)
+    except (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
+        raise _damaged(path, error) from None
+    if rows < 0:
+        raise ReadError(f"{path}: damaged Parquet file (it declares {rows} rows)", _NEXT)
+    if len(set(schema.names)) < len(schema.names):
+        raise ReadError(f"{path}: two columns have the same name", "rename one of them")
+
+    def read(columns: list[str], ranges: Ranges | None) -> Iterator[pa.RecordBatch]:
+        return _read(path, columns, ranges)
+
+    return Source(
+        path=path,
+        format="parquet",
+        schema=schema.remove_metadata(),
+        rows=rows,
+        metadata=(schema.metadata or {}).get(b"bufcheck"),
+        read=read,
+        integrity=VERIFIED if checksums else NOT_VERIFIABLE,
+    )
+
+
+def write(
+    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: dict[str, Any]
+) -> int:
+    import json
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows, waiting, held = 0, [], 0
+    with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
+        for batch in batches:
+            waiting.append(batch)
+            held += batch.num_rows
+            rows += batch.num_rows
+            # A row group is at most so many rows or bytes, or writing wide rows would need memory.
+            if held >= ROW_GROUP_ROWS or sum(b.nbytes for b in waiting) > 8 * BATCH_BYTES:
+                writer.write_table(pa.Table.from_batches(waiting, schema))
+                waiting, held = [], 0
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting, schema))
+        writer.add_key_value_metadata({"bufcheck": json.dumps(metadata | {"rows": rows})})
+    return rows
+
+
+_NEXT = "copy it again from its origin, or dump it again"
+
+
+def _damaged(path: Path, error: Exception) -> ReadError:
+    detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ReadError(f"{path}: damaged Parquet file ({detail[:200]})", _NEXT)
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    import pyarrow.parquet as pq
+
+    # Without pre-buffering and with a small buffer, pages are read as they are decoded: one huge
+    # row group costs no more memory than many small ones.
+    return pq.ParquetFile(
+        path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+    )
+
+
+def _read(path: Path, columns: list[str], ranges: Ranges | None) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    try:
+        parquet = _open(path)
+        groups = _row_groups(parquet, ranges)
+        position = 0
+        for first, last, start in groups:
+            position = start
+            batches = parquet.iter_batches(
+                _batch_rows(parquet, columns), range(first, last), columns, use_threads=False
+            )
+            for batch in batches:
+                batch.validate()
+                yield from _within(batch.select(columns), position, ranges)
+                position += batch.num_rows
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise _damaged(path, error) from None
+
+
+def _row_groups(parquet: pq.ParquetFile, ranges: Ranges | None) -> Iterator[tuple[int, int, int]]:
+    """(first group, past the last, first row) of each run of row groups that is needed."""
+    count = parquet.num_row_groups
+    if ranges is None:
+        yield 0, count, 0
+        return
+    start = 0
+    for group in range(count):
+        stop = start + parquet.metadata.row_group(group).num_rows
+        if any(a < stop and start < b for a, b in ranges):
+            yield group, group + 1, start
+        start = stop
+
+
+def _within(
+    batch: pa.RecordBatch, position: int, ranges: Ranges | None
+) -> Iterator[pa.RecordBatch]:
+    if ranges is None:
+        yield batch
+        return
+    for start, stop in ranges:
+        low, high = max(start - position, 0), min(stop - position, batch.num_rows)
+        if low < high:
+            yield batch.slice(low, high - low)
+
+
+def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
+    """Rows that decode to about BATCH_BYTES, judged by what the columns take in the file."""
+    meta = parquet.metadata
+    stored = 0
+    for group in range(min(meta.num_row_groups, 4)):
+        for column in range(meta.num_columns):
+            chunk = meta.row_group(group).column(column)
+            if chunk.path_in_schema.split(".")[0] in columns:
+                stored += max(chunk.total_uncompressed_size, 0)
+    rows = sum(meta.row_group(g).num_rows for g in range(min(meta.num_row_groups, 4)))
+    return max(256, min(1 << 16, BATCH_BYTES * max(rows, 1) // max(stored, 1)))
+
+
+def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
+    """Whether the first page of every column chunk carries a CRC. pyarrow verifies but does not say."""
+    meta = parquet.metadata
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for group in range(meta.num_row_groups):
+            for index in range(meta.num_columns):
+                chunk = meta.row_group(group).column(index)
+                offset = chunk.dictionary_page_offset or chunk.data_page_offset
+                if not 0 < offset < size:
+                    raise ValueError(f"a page lies at {offset}, outside the file")
+                file.seek(offset)
+                if not _page_has_crc(file.read(64)):
+                    return False
+    return meta.num_row_groups > 0
+
+
+def _page_has_crc(header: bytes) -> bool:
+    """Reads a Thrift compact PageHeader {1: type, 2: size, 3: compressed size, 4: crc} up to field 4."""
+    position, identifier = 0, 0
+    while position < len(header):
+        delta, kind = header[position] >> 4, header[position] & 15
+        identifier += delta
+        if delta == 0 or kind != 5 or identifier > 4:
+            return False
+        if identifier == 4:
+            return True
+        position += 1
+        while position < len(header) and header[position] & 0x80:
+            position += 1
+        position += 1
+    return False

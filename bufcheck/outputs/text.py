@@ -1,0 +1,122 @@
+"""The report for people: findings grouped by rule, worst first, the verdict last."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from click import style
+
+COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+VERDICTS = {"pass": "green", "fail": "red", "unverified": "yellow"}
+WIDTH = 100
+
+
+def render(report: dict[str, Any]) -> str:
+    blocks = [_dump(report["dump"])]
+    failed = [rule for rule in report["rules"] if rule["status"] == "fail"]
+    for severity in COLOURS:
+        blocks += [_finding(rule) for rule in failed if rule["severity"] == severity]
+    blocks.append("\n".join([*_left_open(report), _verdict(report, failed)]))
+    return "\n\n".join(blocks)
+
+
+def _dump(dump: dict[str, Any]) -> str:
+    paths = dump["paths"]
+    name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    agents = dump["agents"]
+    facts = [
+        _count(dump["rows"], "row"),
+        _count(dump["episodes"], "episode"),
+        f"{_count(len(agents), 'agent')}" + (f" ({', '.join(agents)})" if len(agents) <= 6 else ""),
+        dump["schema"],
+        f"integrity {dump['integrity']}",
+    ]
+    if dump["files"] > 1:
+        facts.insert(0, _count(dump["files"], "file"))
+    lines = [f"{style(name, bold=True)}: {' · '.join(facts)}"]
+    if dump["sampled"]:
+        sampled = dump["sampled"]
+        lines.append(
+            f"a sample: {_count(sampled['rows'], 'row')} in {_count(sampled['episodes'], 'episode')}"
+        )
+    return "\n".join(lines)
+
+
+def _finding(rule: dict[str, Any]) -> str:
+    colour = COLOURS[rule["severity"]]
+    head = style(f"{rule['severity']}[{rule['code']}] {rule['name']}", fg=colour, bold=True)
+    lines = [head, _wrap(rule["message"], "  ")]
+    if rule["rows"]:
+        share = f"{_count(rule['rows'], 'row')}, {_percent(rule['share'])} of the dump"
+    else:
+        share = "about the whole dump"
+    if rule["reason"]:
+        share += f"; {rule['reason']}"
+    lines.append(style(f"  {share}", bold=True))
+    lines += [_example(example) for example in rule["examples"]]
+    if rule["rows"] > len(rule["examples"]):
+        rest = rule["rows"] - len(rule["examples"])
+        lines.append(style(f"    … and {rest:,} more (all of them: --findings FILE.parquet)", dim=True))
+    lines.append(_wrap(f"likely cause: {rule['cause']}", "  "))
+    lines.append(_wrap(f"remedy: {rule['remedy']}", "  "))
+    lines.append(style(f"  next: bufcheck explain {rule['code']}", dim=True))
+    return "\n".join(lines)
+
+
+def _example(example: dict[str, Any]) -> str:
+    if example["row_id"] is None:
+        return _wrap(example["message"], "    ")
+    where = style(f"row {example['row_id']}", fg="blue")
+    key = f"episode {example['episode_id']}, step {example['timestep']}, agent {example['agent_id']}"
+    return f"    {where}  {key}: {example['message']}"
+
+
+def _left_open(report: dict[str, Any]) -> list[str]:
+    lines = []
+    open_rules = [r for r in report["rules"] if r["status"] == "not-checked"]
+    if open_rules:
+        listed = "; ".join(f"{r['name']} ({r['reason']})" for r in open_rules)
+        lines.append(_wrap(f"not checked: {listed}", "", style_head="not checked:"))
+    if assumed := report["dump"]["assumed"]:
+        listed = "; ".join(f"{k} = {_value(a['value'])} ({a['source']})" for k, a in assumed.items())
+        lines.append(_wrap(f"assumed: {listed}", "", style_head="assumed:"))
+    if known := report["summary"]["known_findings"]:
+        lines.append(f"baseline: {_count(known, 'known finding')} not shown")
+    return lines
+
+
+def _verdict(report: dict[str, Any], failed: list[dict[str, Any]]) -> str:
+    summary, verdict = report["summary"], report["verdict"]
+    passed = sum(rule["status"] == "pass" for rule in report["rules"])
+    counts = [_count(summary["errors"], "error"), _count(summary["warnings"], "warning")]
+    if summary["infos"]:
+        counts.append(_count(summary["infos"], "info"))
+    text = f"{', '.join(counts)}; {_count(passed, 'rule')} passed, {summary['not_checked']} not checked"
+    if failed:
+        text += f"; {_count(summary['rows_flagged'], 'row')} flagged, valid ratio {summary['valid_ratio']:.4g}"
+    line = style(verdict, fg=VERDICTS[verdict], bold=True) + f": {text}"
+    if verdict == "unverified":
+        line += f" ({'; '.join(report['unverified'])})"
+    return line
+
+
+def _wrap(text: str, indent: str, style_head: str = "") -> str:
+    wrapped = textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
+    return wrapped.replace(style_head, style(style_head, bold=True), 1) if style_head else wrapped
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 0.0001:
+        return "under 0.01 %"
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,29 @@
+/*
+code = "BR001"
+name = "subset-broadcast"
+severity = "warning"
+scope = "dump"
+applies = "categorical"
+needs = ["digest.subset_hash", "digest.episode_id", "digest.timestep", "digest.agent_id"]
+legal_if = "agents_shared_subset"
+summary = "The same subset stands at all agents of a step, or in a block of rows, more often than chance gives."
+why = "One agent's options were copied to the others: their log-probs are renormalised over actions they were never offered."
+cause = "A subset fetched once per step and broadcast, or a missing agent dimension."
+remedy = "Store each agent's own subset. If agents really share it, declare agents.shared_subset."
+message = "{what}"
+[parameters]
+surprise = 13.8
+least_rows = 4
+*/
+SELECT row_id, string_agg(DISTINCT what, '; ' ORDER BY what) AS what
+FROM (
+    SELECT row_id, 'all ' || rows || ' agents of the step have this subset' AS what
+    FROM digest JOIN steps USING (episode_id, timestep)
+    WHERE subset_shared AND agent_min <> agent_max
+        AND (SELECT surprise FROM sharing WHERE quantity = 'subset') > $surprise
+    UNION ALL
+    SELECT row_id, 'rows ' || first_row || ' to ' || last_row || ' have the same subset' AS what
+    FROM digest JOIN runs ON row_id BETWEEN first_row AND last_row
+    WHERE quantity = 'subset' AND length >= $least_rows AND surprise > $surprise
+)
+GROUP BY row_id

@@ -1,0 +1,41 @@
+/*
+code = "BR004"
+name = "advantage-broadcast"
+severity = "warning"
+scope = "dump"
+needs = ["digest.advantage", "digest.episode_id", "digest.timestep", "digest.agent_id"]
+legal_if = "agents_shared_advantage"
+summary = "The same advantage stands at all agents of a step, or in a block of rows."
+why = "Every action of the block is pushed equally: credit is lost, and a batch mean pushes all of them the same way."
+cause = "An [N, 1] tensor against an [N] one, or one agent's advantage used for all."
+remedy = "Check shapes before arithmetic. If agents share an advantage, declare agents.shared_advantage."
+message = "advantage {advantage}: {what}"
+[parameters]
+surprise = 13.8
+least_rows = 4
+*/
+-- One advantage for a whole episode is a method (group-relative advantages), not an accident.
+SELECT
+    row_id,
+    any_value(advantage) AS advantage,
+    string_agg(DISTINCT what, '; ' ORDER BY what) AS what
+FROM (
+    SELECT row_id, advantage, 'the same at all ' || rows || ' agents of the step' AS what
+    FROM digest JOIN steps USING (episode_id, timestep)
+    WHERE advantage_shared AND agent_min <> agent_max
+        AND (SELECT surprise FROM sharing WHERE quantity = 'advantage') > $surprise
+    UNION ALL
+    SELECT
+        digest.row_id,
+        digest.advantage,
+        'the same in rows ' || runs.first_row || ' to ' || last_row AS what
+    FROM runs
+    JOIN digest AS opening ON opening.row_id = runs.first_row
+    JOIN digest AS closing ON closing.row_id = last_row
+    JOIN episodes ON episodes.episode_id = opening.episode_id
+        AND episodes.agent_id = opening.agent_id
+    JOIN digest ON digest.row_id BETWEEN runs.first_row AND last_row
+    WHERE quantity = 'advantage' AND length >= $least_rows AND surprise > $surprise
+        AND NOT (opening.episode_id = closing.episode_id AND advantage_constant)
+)
+GROUP BY row_id

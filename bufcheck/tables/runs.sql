@@ -1,0 +1,53 @@
+/*
+meaning = "stretches of consecutive rows of a file that hold the same value, and how surprising they are"
+[columns]
+quantity = "state, subset, log-prob or advantage"
+first_row = "first row of the stretch"
+last_row = "last row of the stretch"
+length = "rows in it"
+surprise = "-ln of the expected number of stretches this long, were repeats independent at the rate seen"
+*/
+-- States and subsets may persist for good reasons, so their own repeat rate is the yardstick, however
+-- high. Log-probs and advantages of different samples hardly ever repeat: their rate counts as at
+-- most one half, or a column that is constant throughout would excuse itself.
+WITH repeated AS (
+    SELECT 'state' AS quantity, row_id, 1.0 AS at_most FROM digest WHERE state_repeats
+    UNION ALL
+    SELECT 'subset', row_id, 1.0 FROM digest WHERE subset_repeats
+    UNION ALL
+    SELECT 'log-prob', row_id, 0.5 FROM digest
+    WHERE log_prob_repeats AND NOT state_repeats AND legal_actions IS DISTINCT FROM 1
+        AND abs(old_log_prob) > 1e-5
+    UNION ALL
+    SELECT 'advantage', row_id, 0.5 FROM digest WHERE advantage_repeats AND advantage <> 0
+),
+rated AS (
+    SELECT
+        quantity,
+        least(count(*) / $rows, max(at_most)) AS rate
+    FROM repeated
+    GROUP BY quantity
+),
+islands AS (
+    SELECT
+        quantity,
+        row_id,
+        row_id - row_number() OVER (PARTITION BY quantity ORDER BY row_id) AS island
+    FROM repeated
+),
+stretches AS (
+    SELECT
+        quantity,
+        min(row_id) - 1 AS first_row,
+        max(row_id) AS last_row,
+        count(*) + 1 AS length
+    FROM islands
+    GROUP BY quantity, island
+)
+SELECT
+    quantity,
+    first_row,
+    last_row,
+    length,
+    -(length - 1) * ln(rate) - ln($rows) AS surprise
+FROM stretches JOIN rated USING (quantity)

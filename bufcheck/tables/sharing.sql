@@ -1,0 +1,74 @@
+/*
+meaning = "how often all agents of a step hold the same value, against how often chance would do it"
+[columns]
+quantity = "state, subset, log-prob or advantage"
+observed = "steps of several agents where all hold the same"
+expected = "how many there would be, were values dealt to agents at random"
+surprise = "-ln of the chance of so many (Chernoff bound of the Poisson tail); 0 where not above expectation"
+*/
+-- Chance is measured on the dump itself: how often rows drawn at random coincide. 100,000 rows do.
+WITH sampled AS (
+    SELECT state_hash, subset_hash, old_log_prob, advantage, legal_actions
+    FROM digest
+    WHERE hash(row_id) <= $sample_below
+),
+occurring AS (
+    SELECT 'state' AS quantity, count(*) AS times FROM sampled GROUP BY state_hash
+    UNION ALL
+    SELECT 'subset', count(*) FROM sampled GROUP BY subset_hash
+    UNION ALL
+    SELECT 'log-prob', count(*) FROM sampled
+    WHERE legal_actions IS DISTINCT FROM 1 GROUP BY old_log_prob
+    UNION ALL
+    SELECT 'advantage', count(*) FROM sampled WHERE advantage <> 0 GROUP BY advantage
+),
+spectrum AS (SELECT quantity, times, count(*) AS vals FROM occurring GROUP BY ALL),
+drawn AS (SELECT quantity, sum(times * vals) AS total FROM spectrum GROUP BY quantity),
+tested AS (
+    SELECT
+        rows AS n,
+        count(*) AS steps,
+        count(*) FILTER (WHERE state_shared) AS state,
+        count(*) FILTER (WHERE subset_shared) AS subset,
+        count(*) FILTER (WHERE log_prob_shared) AS "log-prob",
+        count(*) FILTER (WHERE advantage_shared) AS advantage
+    FROM steps
+    WHERE agent_min <> agent_max
+    GROUP BY rows
+),
+long AS (
+    UNPIVOT tested ON state, subset, "log-prob", advantage INTO NAME quantity VALUE shared
+),
+-- The chance that n random rows coincide: sum over values of C(times, n) / C(total, n).
+chances AS (
+    SELECT
+        long.quantity,
+        n,
+        any_value(steps) AS steps,
+        any_value(shared) AS shared,
+        sum(
+            CASE WHEN times >= n AND total >= n THEN
+                vals * exp(
+                    lgamma(times + 1) - lgamma(times - n + 1)
+                    - lgamma(total + 1) + lgamma(total - n + 1)
+                )
+            ELSE 0 END
+        ) AS chance
+    FROM long
+    JOIN spectrum ON spectrum.quantity = long.quantity
+    JOIN drawn ON drawn.quantity = long.quantity
+    GROUP BY long.quantity, n
+),
+totals AS (
+    SELECT quantity, sum(shared) AS observed, sum(steps * chance) AS expected
+    FROM chances
+    GROUP BY quantity
+)
+SELECT
+    quantity,
+    observed,
+    expected,
+    CASE WHEN observed > expected THEN
+        observed * ln(observed / greatest(expected, 0.01)) - observed + expected
+    ELSE 0 END AS surprise
+FROM totals

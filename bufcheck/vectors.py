@@ -1,0 +1,216 @@
+"""NumPy kernels of the digest: what can be said of a column of vectors, row by row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = np.ndarray[Any, Any]
+
+
+_BITS = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
+
+
+class Rows(NamedTuple):
+    """A column of vectors as one flat array: row i is values[offsets[i]:offsets[i + 1]]."""
+
+    values: Array
+    offsets: Array
+    null: Array | None
+    """Rows that are null or hold a null; None where there are none."""
+
+    @property
+    def lengths(self) -> Array:
+        return np.diff(self.offsets)
+
+    @property
+    def width(self) -> int | None:
+        """The length every row has, or None where they differ."""
+        lengths = self.lengths
+        return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else None
+
+    def row(self, index: int) -> Array:
+        return self.values[self.offsets[index] : self.offsets[index + 1]].copy()
+
+
+def open_rows(array: pa.Array) -> Rows:
+    import pyarrow as pa
+
+    count = len(array)
+    if pa.types.is_fixed_size_list(array.type):
+        width = array.type.list_size
+        child = array.values.slice(array.offset * width, count * width)
+        offsets = np.arange(count + 1, dtype=np.int64) * width
+    else:
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        child = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        offsets -= offsets[0]
+    null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    if child.null_count:
+        holes = count_true(child.is_null().to_numpy(zero_copy_only=False), offsets) > 0
+        null = holes if null is None else null | holes
+        child = child.fill_null(False if pa.types.is_boolean(child.type) else 0)
+    return Rows(child.to_numpy(zero_copy_only=False), offsets, null)
+
+
+def count_true(flags: Array, offsets: Array) -> Array:
+    """How many flags are set in each row."""
+    total = np.zeros(len(flags) + 1, np.int64)
+    np.cumsum(flags, out=total[1:])
+    counted: Array = total[offsets[1:]] - total[offsets[:-1]]
+    return counted
+
+
+def as_bytes(rows: Rows) -> pa.Array:
+    """Each row as one binary value, without a copy: what a hash is taken of."""
+    import pyarrow as pa
+
+    values = np.ascontiguousarray(rows.values)
+    count = len(rows.offsets) - 1
+    if rows.width:
+        kind = pa.binary(rows.width * values.itemsize)
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
+    ends = pa.py_buffer((rows.offsets * values.itemsize).astype(np.int64))
+    return pa.Array.from_buffers(pa.large_binary(), count, [None, ends, pa.py_buffer(values)])
+
+
+def nonfinite_and_zero(rows: Rows) -> tuple[Array, Array]:
+    """Which rows hold a NaN or an infinity, and which are zero throughout.
+
+    The sum of squares tells both at the price of one pass. It can overflow or vanish for finite
+    values, so the rows it points at are looked at again.
+    """
+    width = rows.width
+    if not width:
+        bad = count_true(~np.isfinite(rows.values), rows.offsets) > 0
+        return bad, (count_true(rows.values != 0, rows.offsets) == 0) & (rows.lengths > 0)
+    table = rows.values.reshape(-1, width)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", table, table)
+    bad, zero = ~np.isfinite(squares), squares == 0
+    for flags, exact in (
+        (bad, lambda t: ~np.isfinite(t).all(axis=1)),
+        (zero, lambda t: (t == 0).all(axis=1)),
+    ):
+        where = np.flatnonzero(flags)
+        if len(where):
+            flags[where] = exact(table[where])
+    return bad, zero
+
+
+def repeats(rows: Rows, before: Array | None) -> Array:
+    """Which rows equal the row before them, bit for bit; `before` is the row before the first."""
+    lengths, starts = rows.lengths, rows.offsets[:-1]
+    bits = np.ascontiguousarray(rows.values)
+    if bits.dtype.kind == "f":
+        bits = bits.view(f"u{bits.itemsize}")
+    same = np.zeros(len(lengths), bool)
+    if before is not None and len(lengths) and lengths[0] == len(before):
+        same[0] = np.array_equal(
+            bits[: lengths[0]], before.view(bits.dtype) if before.dtype.kind == "f" else before
+        )
+    # Lengths and first values rule out nearly every row of a healthy dump; compare the rest whole.
+    maybe = np.flatnonzero((lengths[1:] == lengths[:-1]) & (lengths[1:] > 0)) + 1
+    maybe = maybe[bits[starts[maybe]] == bits[starts[maybe - 1]]]
+    if len(maybe):
+        sizes = lengths[maybe]
+        ends = np.cumsum(sizes)
+        inner = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+        here = np.repeat(starts[maybe], sizes) + inner
+        differs = bits[here] != bits[here - np.repeat(sizes, sizes)]
+        same[maybe] = count_true(differs, np.concatenate([[0], ends])) == 0
+    same[1:] |= (lengths[1:] == 0) & (lengths[:-1] == 0)
+    return same
+
+
+def repeats_scalar(values: Array, before: Array | None) -> Array:
+    """The same for a column of numbers."""
+    same = np.zeros(len(values), bool)
+    np.equal(values[1:], values[:-1], out=same[1:])
+    if before is not None:
+        same[0] = values[0] == before
+    return same
+
+
+def has_duplicate(rows: Rows) -> Array:
+    """Which rows name a value twice."""
+    lengths, count = rows.lengths, len(rows.offsets) - 1
+    found = np.zeros(count, bool)
+    filled = np.flatnonzero(lengths)
+    if not len(filled):
+        return found
+    # One bit per id, folded to 64: a row with as many bits as ids names none twice.
+    bits = _BITS[rows.values.astype(np.uint8) & 63]
+    seen = np.bitwise_count(np.bitwise_or.reduceat(bits, rows.offsets[filled]))
+    maybe = filled[seen < lengths[filled]]
+    if len(maybe):
+        sizes = lengths[maybe]
+        ends = np.cumsum(sizes)
+        owner = np.repeat(np.arange(len(maybe)), sizes)
+        inner = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+        values = rows.values[np.repeat(rows.offsets[maybe], sizes) + inner]
+        order = np.lexsort((values, owner))
+        owner, values = owner[order], values[order]
+        twice = (owner[1:] == owner[:-1]) & (values[1:] == values[:-1])
+        found[maybe[owner[1:][twice]]] = True
+    return found
+
+
+def stray(rows: Rows, size: int | None) -> pa.Array:
+    """The first value of each row that is not one of 0..size-1; null where there is none."""
+    import pyarrow as pa
+
+    count = len(rows.offsets) - 1
+    outside = rows.values < 0 if size is None else (rows.values < 0) | (rows.values >= size)
+    where = np.flatnonzero(outside)
+    if not len(where):
+        return pa.nulls(count, pa.int64())
+    owner, first = np.unique(np.searchsorted(rows.offsets, where, "right") - 1, return_index=True)
+    found, none = np.zeros(count, np.int64), np.ones(count, bool)
+    found[owner], none[owner] = rows.values[where[first]], False
+    return pa.array(found, mask=none)
+
+
+def log_prob_of(
+    logits: Rows, mask: Rows | None, action: Array, temperature: float, masked_logit: float | None
+) -> Array:
+    """log softmax(logits / temperature)[action] per row; NaN where the row does not allow it."""
+    count = len(logits.offsets) - 1
+    lengths, starts = logits.lengths, logits.offsets[:-1]
+    result = np.full(count, np.nan)
+    good = (lengths > 0) & (action >= 0) & (action < lengths)
+    values = logits.values.astype(np.float64)
+    if mask is not None:
+        good &= mask.lengths == lengths
+        allowed = np.ones(len(values), bool)
+        rows = np.flatnonzero(good)
+        allowed[_members(starts, lengths, rows)] = mask.values[
+            _members(mask.offsets[:-1], lengths, rows)
+        ]
+        values[~allowed] = -np.inf if masked_logit is None else masked_logit
+    if not good.any():
+        return result
+    values /= temperature
+    rows = np.flatnonzero(good)
+    values = values[_members(starts, lengths, rows)]
+    begins = np.concatenate([[0], np.cumsum(lengths[rows])[:-1]])
+    with np.errstate(all="ignore"):
+        top = np.maximum.reduceat(values, begins)
+        shifted = values - np.repeat(top, lengths[rows])
+        total = np.log(np.add.reduceat(np.exp(shifted), begins))
+        result[rows] = shifted[begins + action[rows]] - total
+    return result
+
+
+def _members(starts: Array, lengths: Array, rows: Array) -> Array:
+    """The flat positions of these rows' values, in order."""
+    sizes = lengths[rows]
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    members: Array = np.arange(total) - np.repeat(ends - sizes, sizes)
+    members += np.repeat(starts[rows], sizes)
+    return members
