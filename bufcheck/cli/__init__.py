@@ -30,9 +30,8 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().main(*args, **{**kwargs, "standalone_mode": False})
-        except click.exceptions.Exit as done:
-            sys.exit(done.exit_code)
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+            sys.exit(code if isinstance(code, int) else EXIT_OK)
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", EXIT_INTERRUPTED)
         except click.ClickException as error:

@@ -55,7 +55,7 @@ def open_source(path: Path) -> Source:
         format="parquet",
         schema=schema.remove_metadata(),
         rows=rows,
-        metadata=(schema.metadata or {}).get(b"bufcheck"),
+        metadata=(parquet.metadata.metadata or {}).get(b"bufcheck"),
         read=read,
         integrity=VERIFIED if checksums else NOT_VERIFIABLE,
     )
@@ -64,13 +64,16 @@ def open_source(path: Path) -> Source:
 def write(
     path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: dict[str, Any]
 ) -> int:
+    import base64
     import json
 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows, waiting, held = 0, [], 0
-    with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
+    schema = schema.remove_metadata()
+    # `rows` is known only at the end, so the Arrow schema, which carries it, is stored then as well.
+    with pq.ParquetWriter(path, schema, write_page_checksum=True, store_schema=False) as writer:
         for batch in batches:
             waiting.append(batch)
             held += batch.num_rows
@@ -81,7 +84,9 @@ def write(
                 waiting, held = [], 0
         if waiting:
             writer.write_table(pa.Table.from_batches(waiting, schema))
-        writer.add_key_value_metadata({"bufcheck": json.dumps(metadata | {"rows": rows})})
+        described = {"bufcheck": json.dumps(metadata | {"rows": rows})}
+        whole = base64.b64encode(schema.with_metadata(described).serialize()).decode()
+        writer.add_key_value_metadata({**described, "ARROW:schema": whole})
     return rows
 
 

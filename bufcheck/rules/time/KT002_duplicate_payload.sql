@@ -10,7 +10,7 @@ cause = "Workers that share a random seed, or a rollout stored again under new e
 remedy = "Seed every environment copy and every sampler differently. A deterministic environment that starts in one state repeats rightly."
 message = "same state, action, log-prob and reward as row {original}"
 [parameters]
-errors = 5
+surprise = 6.9
 least_rows = 3
 */
 -- States may recur rightly. So the test asks: where the same agent meets a state for the second time,
@@ -36,16 +36,24 @@ meetings AS (
     WHERE state_hash <= $sample_below
     WINDOW met AS (PARTITION BY agent_id, state_hash ORDER BY row_id)
 ),
+tested AS (
+    SELECT
+        count(*) AS meetings,
+        count(*) FILTER (WHERE payload = payload_before) / count(*) AS observed,
+        greatest(avg(chance_before), 1e-6) AS expected
+    FROM meetings
+    WHERE meeting = 2 AND chance_before < 0.999 AND NOT coalesce(same_key, false)
+),
+-- Hoeffding: the chance of so large a share is at most exp(-n KL(observed || expected)).
 fired AS MATERIALIZED (
     SELECT
-        count(*) FILTER (WHERE payload = payload_before) >= $least_rows
-        AND (
-            count(*) FILTER (WHERE payload = payload_before) - sum(chance_before)
-                > $errors * sqrt(sum(chance_before * (1 - chance_before)) + 1)
-            OR sum(chance_before) < 0.01
-        ) AS yes
-    FROM meetings
-    WHERE meeting = 2 AND NOT coalesce(same_key, false)
+        meetings * observed >= $least_rows
+        AND observed > expected
+        AND meetings * (
+            observed * ln(observed / expected)
+            + CASE WHEN observed < 1 THEN (1 - observed) * ln((1 - observed) / (1 - expected)) ELSE 0 END
+        ) > $surprise AS yes
+    FROM tested
 ),
 first_seen AS (
     SELECT agent_id, state_hash, payload, min(row_id) AS original
