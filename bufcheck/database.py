@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import threading
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bufcheck import digest, schema, shipped
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from bufcheck.dump import Dump
 
+T = TypeVar("T")
 MEMORY_LIMIT = "400MB"
 SAMPLE_ROWS = 100_000
 """Enough to measure how often values coincide by chance."""
@@ -83,6 +85,7 @@ class Database:
 
         self._folder = tempfile.mkdtemp(prefix="bufcheck-")
         self._made = set(_GIVEN)
+        self._stuck = False
         self.settings: dict[str, Any] = {}
         """The one row of `metadata`; SQL names its entries as $entry."""
         self.connection: duckdb.DuckDBPyConnection = duckdb.connect(
@@ -103,14 +106,15 @@ class Database:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.connection.close()
+        if not self._stuck:
+            self.connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def load(self, name: str, rows: pa.Table | pa.RecordBatchReader, select: str = "") -> None:
         """CREATE TABLE name AS the select over `batches`, which is the Arrow data given."""
         self.connection.register("batches", rows)
         try:
-            self.connection.execute(f"CREATE TABLE {name} AS {select or 'SELECT * FROM batches'}")
+            self.execute(f"CREATE TABLE {name} AS {select or 'SELECT * FROM batches'}")
         finally:
             self.connection.unregister("batches")
 
@@ -118,7 +122,7 @@ class Database:
         """The view `digest`: what could be stored, with NULLs for the rest."""
         self.load("digested", rows, digest.select(columns, own))
         names = ", ".join(["*", *digest.stand_ins(columns)])
-        self.connection.execute(f"CREATE VIEW digest AS SELECT {names} FROM digested")
+        self.execute(f"CREATE VIEW digest AS SELECT {names} FROM digested")
 
     def describe(self, dump: Dump, tolerance: float | None) -> None:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
@@ -128,7 +132,7 @@ class Database:
         self.load("columns", pa.Table.from_pylist(list(_columns(dump)), schema=_COLUMNS()))
         self.settings = settings_row(dump, tolerance)
         self.load("metadata", pa.Table.from_pylist([{**self.settings, "sample_below": str(self.settings["sample_below"])}]))
-        self.connection.execute(
+        self.execute(
             "CREATE TABLE findings (row_id BIGINT, code VARCHAR, rule VARCHAR, severity VARCHAR,"
             " message VARCHAR)"
         )
@@ -136,22 +140,22 @@ class Database:
     def forget(self) -> None:
         """Drops the digest and what was made of it, to be loaded anew."""
         for name in sorted(self._made - _GIVEN):
-            self.connection.execute(f"DROP TABLE {name}")
-        self.connection.execute("DROP VIEW digest")
-        self.connection.execute("DROP TABLE digested")
+            self.execute(f"DROP TABLE {name}")
+        self.execute("DROP VIEW digest")
+        self.execute("DROP TABLE digested")
         self._made = set(_GIVEN)
 
     def make_samples(self, dump: Dump, columns: Iterable[str]) -> None:
         """The view `samples`: the dump's own columns, as far as they were kept."""
-        kept = {row[0] for row in self.connection.execute("DESCRIBE digest").fetchall()}
+        kept = {row["column_name"] for row in self.rows("DESCRIBE digest")}
         names = [f'"{name}"' for name in columns if name in kept]
-        self.connection.execute(
+        self.execute(
             f"CREATE VIEW samples AS SELECT {', '.join(['row_id', *names])} FROM digest"
         )
 
     def lock(self) -> None:
         """After this no SQL can loosen the configuration."""
-        self.connection.execute("SET lock_configuration = true")
+        self.execute("SET lock_configuration = true")
 
     def make_tables_for(self, sql: str) -> None:
         """Makes the tables of `tables/` that this SQL names, and those they name."""
@@ -160,12 +164,44 @@ class Database:
                 self._made.add(name)
                 select = fill_in(table_sql(name), self.settings)
                 self.make_tables_for(select)
-                self.connection.execute(f"CREATE TABLE {name} AS {select}")
+                self.execute(f"CREATE TABLE {name} AS {select}")
+
+    def execute(self, sql: str) -> None:
+        self.rows(sql)
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        result = self.connection.execute(sql)
-        names = [d[0] for d in result.description or []]
-        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+        def run() -> list[dict[str, Any]]:
+            result = self.connection.execute(sql)
+            names = [d[0] for d in result.description or []]
+            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+        return self._interruptible(run)
+
+    def _interruptible(self, run: Callable[[], T]) -> T:
+        """Runs DuckDB on another thread: it holds up Ctrl-C where it runs, so that is not here."""
+        if threading.current_thread() is not threading.main_thread():
+            return run()
+        done: list[T] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                done.append(run())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            # A busy connection takes no call, and an interrupt can take a minute: leave it running,
+            # and let the command line end the process.
+            self._stuck = thread.is_alive()
+            raise
+        if failed:
+            raise failed[0]
+        return done[0]
 
 
 def _files(dump: Dump) -> Iterator[dict[str, Any]]:

@@ -39,7 +39,7 @@ def _vector_facts(column: str, prefix: str) -> list[Fact]:
             f"{prefix}_hash",
             column,
             "UBIGINT",
-            f"hash({prefix}_bytes)",
+            f"CASE WHEN {prefix}_len IS NOT NULL THEN hash({prefix}_bytes) END",
             f"equal where {column} is equal, bit for bit",
         ),
         Fact(
@@ -158,7 +158,7 @@ def select(columns: Iterable[str], extra: Iterable[str] = ()) -> str:
     parts = [*ALWAYS, *(f'"{name}"' for name in scalar_columns() if name in have)]
     parts += [f"({f.sql})::{f.type} AS {f.name}" for f in _made_of(have)]
     parts += [f"{sql} AS {name}" for name, sql in _combined(have).items()]
-    parts += [f'"{name}"' for name in extra if name not in have]
+    parts += [f'"{name}"' for name in extra]
     return f"SELECT {', '.join(parts)} FROM batches"
 
 
@@ -246,16 +246,18 @@ class Digester:
         return pa.RecordBatch.from_arrays(arrays, names=list(made))
 
     def _vector(self, name: str, rows: Rows) -> dict[str, Any]:
+        import pyarrow as pa
+
         prefix = PREFIX.get(name, name)
         bad, zero = vectors.nonfinite_and_zero(rows)
         made = {
-            f"{prefix}_len": rows.lengths,
+            f"{prefix}_len": pa.array(rows.lengths, mask=rows.null),
             f"{prefix}_bytes": vectors.as_bytes(rows),
-            f"{prefix}_nonfinite": bad,
-            f"{prefix}_zero": zero,
+            f"{prefix}_nonfinite": pa.array(bad, mask=rows.null),
+            f"{prefix}_zero": pa.array(zero, mask=rows.null),
         }
         if name == "state_embed":
-            made["state_repeats"] = self._repeats(name, rows)
+            made["state_repeats"] = pa.array(self._repeats(name, rows), mask=rows.null)
         return made
 
     def _ragged(self, rows: pa.RecordBatch, opened: dict[str, Rows]) -> dict[str, Any]:

@@ -47,9 +47,8 @@ def accept_known(database: Database, outcomes: list[Outcome], path: Path) -> int
 
     schema = pa.schema([source.schema.field(name) for name in needed])
     database.load("known", pa.RecordBatchReader.from_batches(schema, source.read(needed, None)))
-    connection = database.connection
-    [[before]] = connection.execute("SELECT count(*) FROM findings").fetchall()
-    connection.execute(
+    [before] = database.rows("SELECT count(*) AS findings FROM findings")
+    database.execute(
         "CREATE TABLE remaining AS SELECT * FROM findings WHERE row_id IS NULL AND NOT EXISTS"
         " (FROM known WHERE known.row_id IS NULL AND known.code = findings.code"
         "  AND known.message = findings.message)"
@@ -59,13 +58,13 @@ def accept_known(database: Database, outcomes: list[Outcome], path: Path) -> int
         "  AND known.timestep IS NOT DISTINCT FROM digest.timestep"
         "  AND known.agent_id IS NOT DISTINCT FROM digest.agent_id)"
     )
-    connection.execute("DROP TABLE findings")
-    connection.execute("ALTER TABLE remaining RENAME TO findings")
+    database.execute("DROP TABLE findings")
+    database.execute("ALTER TABLE remaining RENAME TO findings")
     for outcome in outcomes:
         if outcome.status == FAIL:
             _recount(database, outcome)
-    [[after]] = connection.execute("SELECT count(*) FROM findings").fetchall()
-    return int(before - after)
+    [after] = database.rows("SELECT count(*) AS findings FROM findings")
+    return int(before["findings"] - after["findings"])
 
 
 def _recount(database: Database, outcome: Outcome) -> None:

@@ -83,6 +83,8 @@ def has_known_suffix(path: Path) -> bool:
 
 
 def open_source(path: Path) -> Source:
+    if path.exists() and not path.is_file():
+        raise ReadError(f"{path}: not a regular file", "bufcheck reads a dump more than once")
     try:
         size = path.stat().st_size
         name = of_file(path) if size else None

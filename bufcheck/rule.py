@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bufcheck import digest, shipped
+from bufcheck import digest, schema, shipped
 from bufcheck.database import (
     SETTINGS,
     Database,
@@ -190,10 +190,12 @@ def columns_read(rule: Rule, dump: Dump, *, on_demand: bool) -> set[str]:
         words = words_of(" ".join(rule.needs)) | words_of(table_sql(rule.on_demand))
     else:
         words = _words_with_tables(rule.sql)
+    if "nulls" in words:  # any column can hold one
+        words |= set(schema.load().columns)
     facts = [f.name for f in digest.FACTS] + list(digest.COMBINED)
     names = {c for f in facts if f in words for way in digest.source_of(f) for c in way}
-    own = {c for c in dump.columns if c.startswith("x_") or f"samples.{c}" in rule.needs}
-    return {c for c in names | (words & (set(digest.scalar_columns()) | own)) if dump.has(c)}
+    own = {c for c in dump.columns if c.startswith(schema.OWN_COLUMN)}
+    return {c for c in names | (words & (set(schema.load().columns) | own)) if dump.has(c)}
 
 
 def _words_with_tables(sql: str) -> set[str]:
@@ -256,14 +258,14 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
         return Outcome(rule, NOT_CHECKED, *reason)
     try:
         database.make_tables_for(rule.sql)
-        database.connection.execute(f"CREATE OR REPLACE TEMP TABLE hits AS {rule.runnable_sql(database.settings)}")
-        rows, findings = database.connection.execute(
-            "SELECT count(DISTINCT row_id), count(DISTINCT row_id) + count(*) FILTER (row_id IS NULL)"
-            " FROM hits"
-        ).fetchone() or (0, 0)
+        database.execute(f"CREATE OR REPLACE TEMP TABLE hits AS {rule.runnable_sql(database.settings)}")
+        [counted] = database.rows(
+            "SELECT count(DISTINCT row_id) AS rows, count(*) FILTER (row_id IS NULL) AS whole FROM hits"
+        )
+        rows, findings = counted["rows"], counted["rows"] + counted["whole"]
         if not findings:
             return _unless_wanting(rule, dump, settings)
-        database.connection.execute(_filing(rule))
+        database.execute(_filing(rule))
         examples = _examples(rule, database)
     except duckdb.Error as error:
         if isinstance(error, duckdb.OutOfMemoryException):

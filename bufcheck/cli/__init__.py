@@ -33,12 +33,15 @@ class Commands(click.Group):
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
             sys.exit(code if isinstance(code, int) else EXIT_OK)
         except (click.Abort, KeyboardInterrupt):
-            _fail("interrupted", EXIT_INTERRUPTED)
+            # Not sys.exit: a query that has not noticed yet would crash the interpreter's shutdown.
+            _say("interrupted")
+            sys.stdout.flush()
+            os._exit(EXIT_INTERRUPTED)
         except click.ClickException as error:
             error.show()
             sys.exit(EXIT_FAILED)
         except BufcheckError as error:
-            _fail(str(error), EXIT_FAILED)
+            _fail(str(error))
         except BrokenPipeError:
             # The reader of our output has left; there is nobody to tell.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,13 +51,17 @@ class Commands(click.Group):
                 raise
             detail = " ".join(str(error).split())[:300]
             problem = f"unexpected {type(error).__name__}: {detail}"
-            _fail(f"{problem}; BUFCHECK_DEBUG=1 shows where", EXIT_FAILED)
+            _fail(f"{problem}; BUFCHECK_DEBUG=1 shows where")
 
 
-def _fail(message: str, code: int) -> None:
+def _say(message: str) -> None:
     prefix = click.style("bufcheck:", fg="red", bold=True)
     click.echo(f"{prefix} {' '.join(message.split())}", err=True)
-    sys.exit(code)
+
+
+def _fail(message: str) -> None:
+    _say(message)
+    sys.exit(EXIT_FAILED)
 
 
 @click.group(

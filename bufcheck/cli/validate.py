@@ -46,11 +46,11 @@ def command(dump: tuple[str, ...], form: str, config: Path | None, fail_on: str,
     from bufcheck import output, pipeline
 
     settings = configuration.find(config)
-    if settings.path and config is None:
-        click.echo(f"using {settings.path}", err=True)
     progress = ProgressBar("reading")
     report = pipeline.validate(dump, pipeline.Options(config=settings, **options), progress)
     progress.close()
+    if settings.path and config is None:
+        click.echo(f"using {settings.path}", err=True)
     click.echo(output.render(report, form))
     raise click.exceptions.Exit(_exit_code(report, fail_on, strict))
 

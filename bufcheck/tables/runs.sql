@@ -18,6 +18,7 @@ WITH repeated AS (
     SELECT 'log-prob', row_id, 0.5 FROM digest
     WHERE log_prob_repeats AND NOT state_repeats AND legal_actions IS DISTINCT FROM 1
         AND abs(old_log_prob) > 1e-5
+        AND coalesce(abs(old_log_prob + ln(greatest(legal_actions, 1))) > 1e-6, true)
     UNION ALL
     SELECT 'advantage', row_id, 0.5 FROM digest WHERE advantage_repeats AND advantage <> 0
 ),

@@ -32,10 +32,18 @@ FROM (
     FROM runs
     JOIN digest AS opening ON opening.row_id = runs.first_row
     JOIN digest AS closing ON closing.row_id = last_row
-    JOIN episodes ON episodes.episode_id = opening.episode_id
-        AND episodes.agent_id = opening.agent_id
+    JOIN episodes AS of_first ON of_first.episode_id = opening.episode_id
+        AND of_first.agent_id = opening.agent_id
+    JOIN episodes AS of_last ON of_last.episode_id = closing.episode_id
+        AND of_last.agent_id = closing.agent_id
     JOIN digest ON digest.row_id BETWEEN runs.first_row AND last_row
     WHERE quantity = 'advantage' AND length >= $least_rows AND surprise > $surprise
-        AND NOT (opening.episode_id = closing.episode_id AND advantage_constant)
+        AND NOT (
+            of_first.advantage_constant AND of_last.advantage_constant
+            AND (
+                opening.episode_id = closing.episode_id
+                OR (SELECT min(advantage) <> max(advantage) FROM digest)
+            )
+        )
 )
 GROUP BY row_id

@@ -39,7 +39,7 @@ meetings AS (
 tested AS (
     SELECT
         count(*) AS meetings,
-        count(*) FILTER (WHERE payload = payload_before) / count(*) AS observed,
+        count(*) FILTER (WHERE payload = payload_before) / nullif(count(*), 0) AS observed,
         greatest(avg(chance_before), 1e-6) AS expected
     FROM meetings
     WHERE meeting = 2 AND chance_before < 0.999 AND NOT coalesce(same_key, false)

@@ -55,7 +55,10 @@ bootstrap AS (
     SELECT row_id, 'bootstrap_value is ' || bootstrap_value AS what
     FROM digest LEFT JOIN ends USING (episode_id, agent_id)
     WHERE NOT isfinite(bootstrap_value)
-        AND (truncated OR (timestep = last_step AND NOT coalesce(terminated, false)))
+        AND CASE
+            WHEN truncated THEN coalesce($advantage_truncation, 'bootstrap_value') = 'bootstrap_value'
+            ELSE timestep = last_step AND NOT coalesce(terminated, false)
+        END
 )
 SELECT row_id, string_agg(what, ', ' ORDER BY what DESC) AS what
 FROM (SELECT * FROM judged UNION ALL SELECT * FROM bootstrap)

@@ -45,7 +45,12 @@ near AS MATERIALIZED (
 counted AS (
     SELECT
         count(*) FILTER (WHERE is_zero AND NOT certain) AS zeros,
-        0.01 + count(*) FILTER (WHERE NOT is_zero AND old_log_prob > -1e-3) AS zeros_expected,
+        count(*) FILTER (WHERE NOT is_zero AND abs(old_log_prob) < 1e-5) AS closest,
+        count(*) FILTER (WHERE old_log_prob <= -1e-5 AND old_log_prob > -1e-3) AS closer,
+        -- Log-probs that thin out by some factor from there to here thin out by it once more.
+        0.01 + pow(closest + 0.1, 2) / (closer + 1) AS zeros_expected,
+        -- A policy whose log-probs do not thin out on the way to 0 is sure enough to round to it.
+        closest > 0 AND closest + 2 * sqrt(closest) >= closer - 2 * sqrt(closer) AS sure,
         count(*) FILTER (WHERE from_uniform <= 1e-6 AND NOT uniform) AS uniforms,
         0.01 + count(*) FILTER (WHERE from_uniform > 1e-6 AND from_uniform <= 1e-4) / 99
             AS uniforms_expected
@@ -55,7 +60,7 @@ sampled AS MATERIALIZED (
     SELECT old_log_prob, state_hash
     FROM judged
     WHERE hash(row_id) <= $sample_below
-        AND old_log_prob <> 0
+        AND abs(old_log_prob) > 1e-3  -- nearer to 0, log-probs come in steps of 2^-23 and coincide
         AND NOT (
             $unit_roundoff <= 1e-6
             AND least(
@@ -94,7 +99,7 @@ atoms AS MATERIALIZED (
 )
 SELECT row_id, old_log_prob, legal_actions, 'exactly 0' AS pattern
 FROM near, counted
-WHERE is_zero AND NOT certain AND zeros > zeros_expected
+WHERE is_zero AND NOT certain AND NOT sure AND zeros > zeros_expected
     AND zeros * ln(zeros / zeros_expected) - zeros + zeros_expected > $surprise
 UNION ALL
 SELECT row_id, old_log_prob, legal_actions, '-log K' AS pattern
