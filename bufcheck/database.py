@@ -13,7 +13,6 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bufcheck import digest, schema, shipped
@@ -118,11 +117,12 @@ class Database:
         finally:
             self.connection.unregister("batches")
 
-    def load_digest(self, rows: pa.RecordBatchReader, columns: set[str], own: frozenset[str]) -> None:
+    def load_digest(
+        self, rows: pa.RecordBatchReader, columns: set[str], facts: frozenset[str], own: Iterable[str]
+    ) -> None:
         """The view `digest`: what could be stored, with NULLs for the rest."""
-        self.load("digested", rows, digest.select(columns, own))
-        names = ", ".join(["*", *digest.stand_ins(columns)])
-        self.execute(f"CREATE VIEW digest AS SELECT {names} FROM digested")
+        self.load("digested", rows, digest.stored_select(columns, facts, own))
+        self.execute(f"CREATE VIEW digest AS {digest.view_select(columns, facts, own)}")
 
     def describe(self, dump: Dump, tolerance: float | None) -> None:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
@@ -131,7 +131,12 @@ class Database:
         self.load("files", pa.Table.from_pylist(list(_files(dump)), schema=_FILES()))
         self.load("columns", pa.Table.from_pylist(list(_columns(dump)), schema=_COLUMNS()))
         self.settings = settings_row(dump, tolerance)
-        self.load("metadata", pa.Table.from_pylist([{**self.settings, "sample_below": str(self.settings["sample_below"])}]))
+        self.load(
+            "metadata",
+            pa.Table.from_pylist(
+                [{**self.settings, "sample_below": str(self.settings["sample_below"])}]
+            ),
+        )
         self.execute(
             "CREATE TABLE findings (row_id BIGINT, code VARCHAR, rule VARCHAR, severity VARCHAR,"
             " message VARCHAR)"
@@ -149,9 +154,7 @@ class Database:
         """The view `samples`: the dump's own columns, as far as they were kept."""
         kept = {row["column_name"] for row in self.rows("DESCRIBE digest")}
         names = [f'"{name}"' for name in columns if name in kept]
-        self.execute(
-            f"CREATE VIEW samples AS SELECT {', '.join(['row_id', *names])} FROM digest"
-        )
+        self.execute(f"CREATE VIEW samples AS SELECT {', '.join(['row_id', *names])} FROM digest")
 
     def lock(self) -> None:
         """After this no SQL can loosen the configuration."""
@@ -197,7 +200,7 @@ class Database:
         except KeyboardInterrupt:
             # A busy connection takes no call, and an interrupt can take a minute: leave it running,
             # and let the command line end the process.
-            self._stuck = thread.is_alive()
+            self._stuck = True
             raise
         if failed:
             raise failed[0]

@@ -1,9 +1,10 @@
 """Turns the vectors of each batch into a few scalars a row, so that every rule is SQL over a narrow
 table and heavy columns are read once.
 
-What NumPy does well (shapes, finiteness, comparison with the row before) is done here; the rest
-(hashes, minima, look-ups) is SQL that DuckDB runs over the same batch on its own threads. FACTS is
-the one list of both.
+What NumPy does well (shapes, finiteness, comparison with the row before) is done here; hashes and
+look-ups are SQL that DuckDB runs over the same batch on its own threads. FACTS lists what can be known;
+only the facts that some rule asks for are made. Yes-or-no facts share one integer a row, `flags`, and
+so do nulls: the view `digest` unpacks them.
 """
 
 from __future__ import annotations
@@ -20,176 +21,181 @@ if TYPE_CHECKING:
 
     from bufcheck.dump import Batch, Dump
 
+FLAG = "BOOLEAN"
+
 
 class Fact(NamedTuple):
     """One derived column of the digest."""
 
     name: str
-    source: str
-    """The dump's column it is made of; without it, the fact is NULL."""
+    sources: tuple[tuple[str, ...], ...]
+    """The dump's columns it is made of: all of one of these tuples."""
     type: str
+    """FLAG facts live in `flags`, the others in a column of their own."""
     sql: str
+    """What is stored, over the batch; empty for flags and for facts only the view makes."""
     meaning: str
 
 
-def _vector_facts(column: str, prefix: str) -> list[Fact]:
+def _vector(column: str, prefix: str) -> list[Fact]:
+    source = ((column,),)
+    hashed = f"CASE WHEN {prefix}_len IS NOT NULL THEN hash({prefix}_bytes) END"
     return [
-        Fact(f"{prefix}_len", column, "INTEGER", f"{prefix}_len", f"how many numbers {column} has"),
-        Fact(
-            f"{prefix}_hash",
-            column,
-            "UBIGINT",
-            f"CASE WHEN {prefix}_len IS NOT NULL THEN hash({prefix}_bytes) END",
-            f"equal where {column} is equal, bit for bit",
-        ),
-        Fact(
-            f"{prefix}_nonfinite",
-            column,
-            "BOOLEAN",
-            f"{prefix}_nonfinite",
-            f"{column} holds a NaN or an infinity",
-        ),
-        Fact(f"{prefix}_zero", column, "BOOLEAN", f"{prefix}_zero", f"{column} is all zeros"),
+        Fact(f"{prefix}_len", source, "INTEGER", f"{prefix}_len", f"how many numbers {column} has"),
+        Fact(f"{prefix}_hash", source, "UBIGINT", hashed, f"equal where {column} is, bit for bit"),
+        Fact(f"{prefix}_nonfinite", source, FLAG, "", f"{column} holds a NaN or an infinity"),
+        Fact(f"{prefix}_zero", source, FLAG, "", f"{column} is all zeros"),
     ]
 
 
-FACTS: list[Fact] = [
-    *_vector_facts("state_embed", "state"),
-    Fact(
-        "state_repeats", "state_embed", "BOOLEAN", "state_repeats", "the row before has this state"
-    ),
-    *_vector_facts("action", "action"),
-    *_vector_facts("action_mean", "action_mean"),
-    *_vector_facts("action_std", "action_std"),
-    Fact("subset_len", "subset_indices", "INTEGER", "len(subset_indices)", "ids in the subset"),
-    Fact(
-        "subset_hash",
-        "subset_indices",
-        "UBIGINT",
-        "hash(subset_indices)",
-        "equal where the subset is equal, order included",
-    ),
-    Fact(
-        "subset_stray",
-        "subset_indices",
-        "BIGINT",
-        "subset_stray",
-        "an id outside the action space, if the subset has one",
-    ),
-    Fact(
-        "subset_duplicate",
-        "subset_indices",
-        "BOOLEAN",
-        "subset_duplicate",
-        "an id stands twice in the subset",
-    ),
-    Fact(
-        "subset_repeats",
-        "subset_indices",
-        "BOOLEAN",
-        "subset_repeats",
-        "the row before has this subset",
-    ),
-    Fact("mask_len", "action_mask", "INTEGER", "len(action_mask)", "entries of the mask"),
-    Fact("mask_hash", "action_mask", "UBIGINT", "hash(action_mask)", "equal for equal masks"),
-    Fact("mask_legal", "action_mask", "INTEGER", "mask_legal", "actions the mask allows"),
-    Fact("logits_len", "logits", "INTEGER", "len(logits)", "how many logits are stored"),
-    Fact("logits_hash", "logits", "UBIGINT", "hash(logits)", "equal for equal logits"),
-    Fact(
-        "logits_nonfinite", "logits", "BOOLEAN", "logits_nonfinite", "a logit is NaN or +infinity"
-    ),
-    Fact(
-        "logits_log_prob",
-        "logits",
-        "DOUBLE",
-        "logits_log_prob",
-        "log-prob of action_index under the stored logits, mask and temperature",
-    ),
-    Fact(
-        "log_prob_repeats",
-        "old_log_prob",
-        "BOOLEAN",
-        "log_prob_repeats",
-        "the row before has this old_log_prob",
-    ),
-    Fact(
-        "advantage_repeats",
-        "advantage",
-        "BOOLEAN",
-        "advantage_repeats",
-        "the row before has this advantage",
-    ),
-]
-"""Facts that take one column. Those that combine several are in `_combined`."""
+def _ragged(column: str, prefix: str) -> list[Fact]:
+    source = ((column,),)
+    return [
+        Fact(f"{prefix}_len", source, "INTEGER", f"len({column})", f"how many entries {column} has"),
+        Fact(
+            f"{prefix}_hash", source, "UBIGINT", f"hash({column})", f"equal where {column} is, in order"
+        ),
+    ]
 
-ALWAYS = {
-    "row_id": "BIGINT",
-    "file": "INTEGER",
-    "key_order": "TINYINT",
-    "nulls": "VARCHAR",
+
+def _chosen(column: str) -> str:
+    inside = f"action_index >= 0 AND action_index < len({column})"
+    return f"CASE WHEN {inside} THEN {column}[action_index + 1] END"
+
+
+_SUBSET, _MASK, _LOGITS = (("subset_indices",),), (("action_mask",),), (("logits",),)
+_KEYS = (("episode_id", "timestep", "agent_id"),)
+FACTS: dict[str, Fact] = {
+    fact.name: fact
+    for fact in [
+        Fact(
+            "key_order",
+            _KEYS,
+            "TINYINT",
+            "key_order",
+            "how the key compares with the row before: -1, 0, 1",
+        ),
+        *_vector("state_embed", "state"),
+        Fact("state_repeats", (("state_embed",),), FLAG, "", "the row before has this state"),
+        *_vector("action", "action"),
+        *_vector("action_mean", "action_mean"),
+        *_vector("action_std", "action_std"),
+        *_ragged("subset_indices", "subset"),
+        Fact(
+            "subset_stray", _SUBSET, "INTEGER", "subset_stray", "an id outside the action space, if any"
+        ),
+        Fact("subset_duplicate", _SUBSET, FLAG, "", "an id stands twice in the subset"),
+        Fact("subset_repeats", _SUBSET, FLAG, "", "the row before has this subset"),
+        Fact(
+            "chosen_id",
+            (("subset_indices", "action_index"),),
+            "BIGINT",
+            _chosen("subset_indices"),
+            "subset_indices[action_index]",
+        ),
+        *_ragged("action_mask", "mask"),
+        Fact("mask_legal", _MASK, "INTEGER", "mask_legal", "how many actions the mask allows"),
+        Fact(
+            "legal_actions",
+            (("num_actions",), ("action_mask",)),
+            "INTEGER",
+            "",
+            "how many actions the mask allows; num_actions where there is no mask",
+        ),
+        Fact(
+            "chosen_legal",
+            (("action_mask", "action_index"),),
+            "TINYINT",
+            f"({_chosen('action_mask')})::TINYINT",
+            "action_mask[action_index], as 0 or 1",
+        ),
+        *_ragged("logits", "logits"),
+        Fact("logits_nonfinite", _LOGITS, FLAG, "", "a logit is NaN or +infinity"),
+        Fact(
+            "logits_log_prob",
+            (("logits", "action_index"), ("logits", "action_index", "action_mask")),
+            "DOUBLE",
+            "logits_log_prob",
+            "log-prob of action_index under the stored logits, mask and temperature",
+        ),
+        Fact(
+            "log_prob_repeats", (("old_log_prob",),), FLAG, "", "the row before has this old_log_prob"
+        ),
+        Fact("advantage_repeats", (("advantage",),), FLAG, "", "the row before has this advantage"),
+    ]
 }
-SQL_TYPES = {"int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "string": "VARCHAR"}
+FLAGS = [fact.name for fact in FACTS.values() if fact.type == FLAG]
+NULLS = "names of the columns that are null in this row"
+PREFIX = {"state_embed": "state"}
+_SQL_TYPES = {"int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "string": "VARCHAR"}
 
 
 def scalar_columns() -> list[str]:
     return [c.name for c in schema.load().columns.values() if c.is_scalar]
 
 
-COMBINED = {
-    "legal_actions": [["num_actions"], ["action_mask"]],
-    "chosen_id": [["subset_indices", "action_index"]],
-    "chosen_legal": [["action_mask", "action_index"]],
-    "logits_log_prob": [["logits", "action_index"], ["logits", "action_index", "action_mask"]],
-    "key_order": [["episode_id", "timestep", "agent_id"]],
-}
-"""Facts made of several columns: all of one of the lists."""
+def sources_of(name: str) -> tuple[tuple[str, ...], ...]:
+    """The dump's columns a column of the digest is made of: all of one of these tuples."""
+    return FACTS[name].sources if name in FACTS else ((name,),)
 
 
-def source_of(fact: str) -> list[list[str]]:
-    """The dump columns a digest column is made of: all of one of the lists returned."""
-    if fact in COMBINED:
-        return COMBINED[fact]
-    return [[next((f.source for f in FACTS if f.name == fact), fact)]]
+def facts_used(words: set[str]) -> frozenset[str]:
+    """The facts that SQL with these words asks for."""
+    asked = {name for name in FACTS if name in words}
+    return frozenset(asked | {"mask_legal"} if "legal_actions" in asked else asked)
 
 
-def select(columns: Iterable[str], extra: Iterable[str] = ()) -> str:
-    """The SELECT that makes digest rows of the batches a Digester gives."""
-    have = set(columns)
-    parts = [*ALWAYS, *(f'"{name}"' for name in scalar_columns() if name in have)]
-    parts += [f"({f.sql})::{f.type} AS {f.name}" for f in _made_of(have)]
-    parts += [f"{sql} AS {name}" for name, sql in _combined(have).items()]
-    parts += [f'"{name}"' for name in extra]
+def columns_used(words: set[str]) -> set[str]:
+    """The dump's columns that SQL with these words works on, if the dump has them."""
+    known = set(schema.load().columns)
+    if "nulls" in words:  # any column can hold one
+        return known
+    made = {c for fact in facts_used(words) for way in FACTS[fact].sources for c in way}
+    return made | (words & known)
+
+
+def _available(facts: frozenset[str], have: set[str]) -> list[Fact]:
+    return [f for f in FACTS.values() if f.name in facts and any(set(w) <= have for w in f.sources)]
+
+
+def stored_select(columns: set[str], facts: frozenset[str], own: Iterable[str]) -> str:
+    """The SELECT that makes rows to store of the batches a Digester gives."""
+    parts = ["row_id", "flags", "null_bits"]
+    parts += [f'"{name}"' for name in scalar_columns() if name in columns]
+    stored = [f for f in _available(facts, columns) if f.sql]
+    parts += [f"({fact.sql})::{fact.type} AS {fact.name}" for fact in stored]
+    parts += [f'"{name}"' for name in own]
     return f"SELECT {', '.join(parts)} FROM batches"
 
 
-def stand_ins(columns: Iterable[str]) -> list[str]:
-    """NULLs for the digest columns a dump cannot fill, so that SQL may name them all the same."""
-    have = set(columns)
+def view_select(columns: set[str], facts: frozenset[str], own: Iterable[str]) -> str:
+    """The SELECT of the view `digest`: what is stored, unpacked, and NULL for what the dump lacks."""
     known = schema.load().columns
-    lacking = {n: SQL_TYPES[known[n].kind] for n in scalar_columns() if n not in have}
-    made = {f.name for f in _made_of(have)} | set(_combined(have))
-    lacking |= {f.name: f.type for f in FACTS if f.name not in made}
-    lacking |= {name: kind for name, kind in _COMBINED_TYPES.items() if name not in made}
-    return [f'NULL::{kind} AS "{name}"' for name, kind in lacking.items()]
+    parts = ["row_id", _nulls_sql()]
+    for name in scalar_columns():
+        absent = f"NULL::{_SQL_TYPES[known[name].kind]} AS "
+        parts.append(("" if name in columns else absent) + f'"{name}"')
+    made = {fact.name for fact in _available(facts, columns)}
+    for fact in FACTS.values():
+        if fact.name == "legal_actions":
+            ways = [n for n in ("mask_legal", "num_actions") if n in made or n in columns]
+            parts.append(f"coalesce({', '.join([*ways, 'NULL::INTEGER'])}) AS legal_actions")
+        elif fact.name not in made:
+            parts.append(f"NULL::{fact.type} AS {fact.name}")
+        elif fact.type == FLAG:
+            parts.append(f"(flags & {1 << FLAGS.index(fact.name)}) <> 0 AS {fact.name}")
+        else:
+            parts.append(fact.name)
+    parts += [f'"{name}"' for name in own]
+    return f"SELECT {', '.join(parts)} FROM digested"
 
 
-def _made_of(have: set[str]) -> list[Fact]:
-    return [f for f in FACTS if any(set(way) <= have for way in source_of(f.name))]
-
-
-_COMBINED_TYPES = {"legal_actions": "INTEGER", "chosen_id": "BIGINT", "chosen_legal": "BOOLEAN"}
-
-
-def _combined(have: set[str]) -> dict[str, str]:
-    made = {}
-    if offered := [n for n in ("mask_legal", "num_actions") if source_of(n)[0][0] in have]:
-        made["legal_actions"] = f"coalesce({', '.join(offered)})::INTEGER"
-    for name, column in (("chosen_id", "subset_indices"), ("chosen_legal", "action_mask")):
-        if {column, "action_index"} <= have:
-            inside = f"action_index >= 0 AND action_index < len({column})"
-            made[name] = f"(CASE WHEN {inside} THEN {column}[action_index + 1] END)"
-            made[name] += f"::{_COMBINED_TYPES[name]}"
-    return made
+def _nulls_sql() -> str:
+    names = ", ".join(
+        f"CASE WHEN null_bits & {1 << bit} <> 0 THEN '{name}' END"
+        for bit, name in enumerate(schema.load().columns)
+    )
+    return f"CASE WHEN null_bits <> 0 THEN concat_ws(', ', {names}) END AS nulls"
 
 
 @dataclass
@@ -197,7 +203,8 @@ class Digester:
     """Streams batches; remembers the last row, for the facts that compare neighbours."""
 
     dump: Dump
-    extra: frozenset[str] = frozenset()
+    facts: frozenset[str]
+    own: frozenset[str] = frozenset()
     """Columns outside the schema that some rule reads."""
     file: int = -1
     row: int = -1
@@ -218,67 +225,77 @@ class Digester:
         if batch.file != self.file or batch.first_row != self.row + 1:
             self.before = {}  # the row before was not read, or lies in another file
         self.file, self.row = batch.file, batch.first_row + count - 1
-        made: dict[str, Any] = {
-            "row_id": np.arange(batch.first_row, batch.first_row + count),
-            "file": np.full(count, batch.file, np.int32),
-            "key_order": self._key_order(rows),
-        }
+        made: dict[str, Any] = {"row_id": np.arange(batch.first_row, batch.first_row + count)}
+        flags: dict[str, Array] = {}
+        if "key_order" in self.facts:
+            made["key_order"] = self._key_order(rows)
         opened: dict[str, Rows] = {}
         for name in rows.schema.names:
             column = schema.load().columns.get(name)
-            if column is None or column.is_scalar:
-                if column or name in self.extra:
+            if column is None:
+                if name in self.own:
                     made[name] = rows.column(name)
-                continue
-            opened[name] = vectors.open_rows(rows.column(name))
-            if column.is_vector:
-                made |= self._vector(name, opened[name])
-            else:
+            elif column.is_scalar:
                 made[name] = rows.column(name)
-        made |= self._ragged(rows, opened)
-        made["nulls"] = _nulls(rows, opened)
-        for name, fact in (("old_log_prob", "log_prob"), ("advantage", "advantage")):
-            if name in made:
-                values = rows.column(name).to_numpy(zero_copy_only=False)
-                made[f"{fact}_repeats"] = vectors.repeats_scalar(values, self.before.get(name))
-                self.before[name] = values[-1]
+                self._compare_scalar(name, rows, flags)
+            else:
+                opened[name] = vectors.open_rows(rows.column(name))
+                if column.is_ragged:
+                    made[name] = rows.column(name)
+                else:
+                    made |= self._of_vector(name, opened[name], flags)
+        made |= self._of_ragged(rows, opened, flags)
+        made["null_bits"] = _null_bits(rows, opened)
+        made["flags"] = np.zeros(count, np.uint16)
+        for name, flag in flags.items():
+            if name in self.facts:
+                made["flags"] |= flag.astype(np.uint16) << FLAGS.index(name)
         arrays = [v if isinstance(v, pa.Array) else pa.array(v) for v in made.values()]
         return pa.RecordBatch.from_arrays(arrays, names=list(made))
 
-    def _vector(self, name: str, rows: Rows) -> dict[str, Any]:
+    def _compare_scalar(self, name: str, rows: pa.RecordBatch, flags: dict[str, Array]) -> None:
+        fact = {"old_log_prob": "log_prob_repeats", "advantage": "advantage_repeats"}.get(name)
+        if fact in self.facts:
+            values = rows.column(name).to_numpy(zero_copy_only=False)
+            flags[str(fact)] = vectors.repeats_scalar(values, self.before.get(name))
+            self.before[name] = values[-1]
+
+    def _of_vector(self, name: str, rows: Rows, flags: dict[str, Array]) -> dict[str, Any]:
         import pyarrow as pa
 
         prefix = PREFIX.get(name, name)
         bad, zero = vectors.nonfinite_and_zero(rows)
-        made = {
-            f"{prefix}_len": pa.array(rows.lengths, mask=rows.null),
-            f"{prefix}_bytes": vectors.as_bytes(rows),
-            f"{prefix}_nonfinite": pa.array(bad, mask=rows.null),
-            f"{prefix}_zero": pa.array(zero, mask=rows.null),
-        }
-        if name == "state_embed":
-            made["state_repeats"] = pa.array(self._repeats(name, rows), mask=rows.null)
-        return made
+        present = True if rows.null is None else ~rows.null
+        flags |= {f"{prefix}_nonfinite": bad & present, f"{prefix}_zero": zero & present}
+        if name == "state_embed" and "state_repeats" in self.facts:
+            flags["state_repeats"] = self._repeats(name, rows) & present
+        lengths = pa.array(rows.lengths, pa.int32(), mask=rows.null)
+        return {f"{prefix}_len": lengths, f"{prefix}_bytes": vectors.as_bytes(rows)}
 
-    def _ragged(self, rows: pa.RecordBatch, opened: dict[str, Rows]) -> dict[str, Any]:
+    def _of_ragged(
+        self, rows: pa.RecordBatch, opened: dict[str, Rows], flags: dict[str, Array]
+    ) -> dict[str, Any]:
         import numpy as np
 
         made: dict[str, Any] = {}
-        if subset := opened.get("subset_indices"):
-            made["subset_duplicate"] = vectors.has_duplicate(subset)
-            made["subset_stray"] = vectors.stray(subset, self.dump.policy["action_space"])
-            made["subset_repeats"] = self._repeats("subset_indices", subset)
-        if mask := opened.get("action_mask"):
+        policy = self.dump.policy
+        subset, mask, logits = (opened.get(n) for n in ("subset_indices", "action_mask", "logits"))
+        if subset and "subset_stray" in self.facts:
+            made["subset_stray"] = vectors.stray(subset, policy["action_space"])
+        if subset and "subset_duplicate" in self.facts:
+            flags["subset_duplicate"] = vectors.has_duplicate(subset)
+        if subset and "subset_repeats" in self.facts:
+            flags["subset_repeats"] = self._repeats("subset_indices", subset)
+        if mask:
             made["mask_legal"] = vectors.count_true(mask.values, mask.offsets)
-        if logits := opened.get("logits"):
+        if logits:
             wrong = np.isnan(logits.values) | np.isposinf(logits.values)
-            made["logits_nonfinite"] = vectors.count_true(wrong, logits.offsets) > 0
-            if "action_index" in rows.schema.names:
-                index = rows.column("action_index").fill_null(-1).to_numpy(zero_copy_only=False)
-                policy = self.dump.policy
-                made["logits_log_prob"] = vectors.log_prob_of(
-                    logits, mask, index, policy["temperature"], policy["masked_logit"]
-                )
+            flags["logits_nonfinite"] = vectors.count_true(wrong, logits.offsets) > 0
+        if logits and "logits_log_prob" in self.facts and "action_index" in rows.schema.names:
+            index = rows.column("action_index").fill_null(-1).to_numpy(zero_copy_only=False)
+            made["logits_log_prob"] = vectors.log_prob_of(
+                logits, mask, index, policy["temperature"], policy["masked_logit"]
+            )
         return made
 
     def _repeats(self, name: str, rows: Rows) -> Array:
@@ -286,7 +303,7 @@ class Digester:
         self.before[name] = rows.row(len(rows.offsets) - 2)
         return found
 
-    def _key_order(self, rows: pa.RecordBatch) -> Any:
+    def _key_order(self, rows: pa.RecordBatch) -> pa.Array:
         """-1, 0 or 1: how a row's key compares with the key of the row read before it."""
         import numpy as np
         import pyarrow as pa
@@ -316,27 +333,17 @@ class Digester:
         return pa.array(order.astype(np.int8), mask=unknown[1:] | unknown[:-1])
 
 
-PREFIX = {"state_embed": "state"}
+def _null_bits(rows: pa.RecordBatch, opened: dict[str, Rows]) -> Array:
+    """One bit per schema column that is null in the row; columns that may be null do not count."""
+    import numpy as np
 
-
-def _nulls(rows: pa.RecordBatch, opened: dict[str, Rows]) -> Any:
-    """The names of the columns that are null in each row, as text; null where there are none."""
-    import pyarrow as pa
-
-    found: list[list[str]] | None = None
-    for name in rows.schema.names:
-        column = schema.load().columns.get(name)
-        if column is None or column.nullable:
+    bits: Array = np.zeros(rows.num_rows, np.uint32)
+    for bit, column in enumerate(schema.load().columns.values()):
+        if column.nullable or column.name not in rows.schema.names:
             continue
-        if name in opened:
-            null = opened[name].null
-        else:
-            array = rows.column(name)
-            null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+        null = opened[column.name].null if column.name in opened else None
+        if column.is_scalar and rows.column(column.name).null_count:
+            null = rows.column(column.name).is_null().to_numpy(zero_copy_only=False)
         if null is not None:
-            found = found or [[] for _ in range(rows.num_rows)]
-            for row in null.nonzero()[0]:
-                found[row].append(name)
-    if found is None:
-        return pa.nulls(rows.num_rows, pa.string())
-    return pa.array([", ".join(names) or None for names in found], pa.string())
+            bits |= null.astype(np.uint32) << np.uint32(bit)
+    return bits

@@ -83,9 +83,7 @@ class Dump:
         """The type `batches` gives the column: the widest any file needs."""
         return _widest([c.read_as for c in self.columns[name] if c.read_as is not None])
 
-    def batches(
-        self, columns: Sequence[str], ranges: list[Ranges] | None = None
-    ) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str], ranges: list[Ranges] | None = None) -> Iterator[Batch]:
         """Every row, or those in `ranges` (one list per file), of columns the whole dump `has`."""
         import pyarrow as pa
 
@@ -258,7 +256,8 @@ def _from_path(name: str, key: str, file: int, value: str, path: Path) -> Stored
         constant = pa.scalar(None if null else value, pa.string()).cast(target)
     except pa.ArrowException:
         raise ReadError(f"{path}: its folder says {key}={value}, which is no {kind}") from None
-    return Stored(name, key, file, target, target, constant, in_path=True)
+    read_as = schema.readable_as(known, target) if known else target
+    return Stored(name, key, file, target, read_as, constant, in_path=True)
 
 
 def _assumption(stored: Stored, foreign: bool) -> dict[str, Any] | None:

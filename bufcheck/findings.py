@@ -70,8 +70,7 @@ def accept_known(database: Database, outcomes: list[Outcome], path: Path) -> int
 def _recount(database: Database, outcome: Outcome) -> None:
     code = outcome.rule.code
     [counted] = database.rows(
-        "SELECT count(row_id) AS rows, count(*) AS findings FROM findings"
-        f" WHERE code = '{code}'"
+        f"SELECT count(row_id) AS rows, count(*) AS findings FROM findings WHERE code = '{code}'"
     )
     if counted["findings"] == outcome.findings:
         return

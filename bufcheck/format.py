@@ -72,9 +72,7 @@ def of_suffix(path: Path) -> str:
     """The format an output of this name is to be written in."""
     known = {suffix: name for name in names() for suffix in member(name).SUFFIXES}
     if path.suffix.lower() not in known:
-        raise UsageError(
-            f"{path}: the suffix says no format", f"use one of {', '.join(sorted(known))}"
-        )
+        raise UsageError(f"{path}: the suffix says no format", f"use one of {', '.join(sorted(known))}")
     return known[path.suffix.lower()]
 
 

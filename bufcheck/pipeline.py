@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bufcheck import __version__, findings, sampling
+from bufcheck import __version__, digest, findings, sampling, schema
 from bufcheck import rule as rules
 from bufcheck.config import Config
 from bufcheck.database import Database
-from bufcheck.digest import Digester
 from bufcheck.dump import Dump, open_dump
 from bufcheck.format import VERIFIED, Ranges
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 T = TypeVar("T")
+_KEYS = ("episode_id", "timestep", "agent_id", "old_log_prob")
+"""Always read: what every finding is told with."""
 
 
 @dataclass(frozen=True)
@@ -70,52 +73,56 @@ def _load(
     ranges: list[Ranges] | None,
     progress: Progress | None,
 ) -> set[str]:
-    """Fills `digest` and returns the columns that were read."""
-    columns = _columns(chosen, dump, on_demand=len(chosen) == len(rules.built_in()))
-    _digest(database, dump, columns, ranges, progress)
-    for rule in chosen:
-        if rule.on_demand and rules.why_not(rule, dump, database.settings) is None:
-            database.make_tables_for(rule.on_demand)
-            some = database.rows(f"SELECT 1 FROM {rule.on_demand} LIMIT 1")
-            full = _columns(chosen, dump, on_demand=True)
-            if some and full != columns:
-                database.forget()
-                columns = full
-                _digest(database, dump, columns, ranges, progress)
+    """Fills `digest` with what the rules that can run ask for; returns the columns that were read."""
+    runnable = [rule for rule in chosen if rules.why_not(rule, dump, database.settings) is None]
+    words = _words(runnable, on_demand=False)
+    columns = _digest(database, dump, words, ranges, progress)
+    closer = _words(runnable, on_demand=True)
+    if closer - words and any(_has_rows(database, rule.on_demand) for rule in runnable):
+        database.forget()
+        columns = _digest(database, dump, closer, ranges, progress)
     database.make_samples(dump, columns)
     database.lock()
     return columns
 
 
-def _columns(chosen: list[Rule], dump: Dump, *, on_demand: bool) -> set[str]:
-    needed: set[str] = set()
-    for rule in chosen:
-        needed |= rules.columns_read(rule, dump, on_demand=on_demand)
-    keys = {name for name in ("episode_id", "timestep", "agent_id") if dump.has(name)}
-    if len(chosen) >= len(rules.built_in()) and dump.integrity == VERIFIED:
-        # Reading a page verifies its checksum, so a full check reads the columns no rule needs too.
-        return {name for name in dump.columns if dump.has(name)}
-    return needed | keys
+def _words(runnable: list[Rule], *, on_demand: bool) -> set[str]:
+    return set().union(*(rules.words_used(rule, on_demand=on_demand) for rule in runnable))
+
+
+def _has_rows(database: Database, table: str | None) -> bool:
+    if table is None:
+        return False
+    database.make_tables_for(table)
+    return bool(database.rows(f"SELECT 1 FROM {table} LIMIT 1"))
 
 
 def _digest(
     database: Database,
     dump: Dump,
-    columns: set[str],
+    words: set[str],
     ranges: list[Ranges] | None,
     progress: Progress | None,
-) -> None:
+) -> set[str]:
+    """One pass over the dump, for what SQL with these words needs."""
     import duckdb
     import pyarrow as pa
 
-    ordered = [name for name in dump.columns if name in columns]
-    own = frozenset(name for name in ordered if name.startswith("x_"))
+    facts = digest.facts_used(words)
+    own = frozenset(n for n in dump.columns if n.startswith(schema.OWN_COLUMN) and n in words)
+    needed = {n for n in digest.columns_used(words) | set(_KEYS) | own if dump.has(n)}
+    # Reading a page verifies its checksum, so a whole check reads the columns no rule needs too.
+    whole = dump.integrity == VERIFIED and needed >= {n for n in dump.columns if dump.has(n)} - _own(
+        dump
+    )
+    read = [n for n in dump.columns if n in needed or (whole and dump.has(n))]
     total = sum(b - a for file in ranges for a, b in file) if ranges is not None else dump.rows
     failure: list[BaseException] = []
 
     def stream() -> Iterator[pa.RecordBatch]:
         try:
-            for batch in digester.digest(prefetch(dump.batches(ordered, ranges))):
+            digester = digest.Digester(dump, facts, own)
+            for batch in digester.digest(prefetch(dump.batches(read, ranges))):
                 yield batch
                 if progress:
                     progress(batch.num_rows, total)
@@ -123,21 +130,20 @@ def _digest(
             failure.append(error)
             raise
 
-    digester = Digester(dump, own)
     batches = stream()
     first = next(batches)
-
-    def all_batches() -> Iterator[pa.RecordBatch]:
-        yield first
-        yield from batches
-
-    reader = pa.RecordBatchReader.from_batches(first.schema, all_batches())
+    reader = pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
     try:
-        database.load_digest(reader, columns, own)
+        database.load_digest(reader, needed, facts, sorted(own))
     except duckdb.Error:
         if failure:
             raise failure[0] from None  # DuckDB words it as its own; the cause is ours
         raise
+    return set(read)
+
+
+def _own(dump: Dump) -> set[str]:
+    return {name for name in dump.columns if name not in schema.load().columns}
 
 
 def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
@@ -147,10 +153,9 @@ def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
 
     def put(entry: tuple[bool, Any]) -> None:
         while not stopped.is_set():
-            try:
-                return ahead.put(entry, timeout=0.1)
-            except queue.Full:
-                continue
+            with contextlib.suppress(queue.Full):
+                ahead.put(entry, timeout=0.1)
+                return
 
     def read() -> None:
         try:
@@ -198,9 +203,7 @@ def _report(
         " (SELECT count(DISTINCT row_id) FROM findings) AS flagged,"
         " (SELECT count(DISTINCT row_id) FROM findings WHERE severity = 'error') AS wrong FROM digest"
     )
-    agents = database.rows(
-        "SELECT DISTINCT agent_id FROM digest WHERE agent_id IS NOT NULL ORDER BY 1"
-    )
+    agents = database.rows("SELECT DISTINCT agent_id FROM digest WHERE agent_id IS NOT NULL ORDER BY 1")
     failed = [o for o in outcomes if o.status == rules.FAIL]
     sampled = None
     if ranges is not None:
@@ -247,9 +250,7 @@ def _verdict(failed: list[Outcome], reasons: list[str]) -> str:
     return "unverified" if reasons else "pass"
 
 
-def _open_questions(
-    outcomes: list[Outcome], rows: int, sampled: dict[str, int] | None
-) -> list[str]:
+def _open_questions(outcomes: list[Outcome], rows: int, sampled: dict[str, int] | None) -> list[str]:
     """What stands between this dump and `pass`, besides findings."""
     reasons = [f"the log-probs of {rows:,} rows were not replayed with an actor"]
     if sampled:

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bufcheck import digest, schema, shipped
+from bufcheck import digest, shipped
 from bufcheck.database import (
     SETTINGS,
     Database,
@@ -106,7 +106,7 @@ def load_file(file: Path) -> Rule:
         header, sql = split_header(file.read_text("utf-8"))
     except (ValueError, OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: {error}", "see CONTRIBUTING.md, 'Add a rule'") from None
-    lists = {key: tuple(header.pop(key, ())) for key in ("needs", "wants")}
+    lists: dict[str, Any] = {key: tuple(header.pop(key, ())) for key in ("needs", "wants")}
     try:
         rule = Rule(sql=sql, family=file.parent.name, **lists, **header)
     except TypeError as error:
@@ -184,22 +184,18 @@ def _configured(rule: Rule, config: Config) -> Rule:
 # What a rule reads
 
 
-def columns_read(rule: Rule, dump: Dump, *, on_demand: bool) -> set[str]:
-    """The dump's columns the rule's SQL works on; without those it reads only on demand, if asked."""
+def words_used(rule: Rule, *, on_demand: bool) -> set[str]:
+    """The names its SQL works with, those of the tables it is about included.
+
+    Without `on_demand`, a rule that looks closer only where a table has rows counts with what it
+    needs to fill that table.
+    """
     if rule.on_demand and not on_demand:
-        words = words_of(" ".join(rule.needs)) | words_of(table_sql(rule.on_demand))
-    else:
-        words = _words_with_tables(rule.sql)
-    if "nulls" in words:  # any column can hold one
-        words |= set(schema.load().columns)
-    facts = [f.name for f in digest.FACTS] + list(digest.COMBINED)
-    names = {c for f in facts if f in words for way in digest.source_of(f) for c in way}
-    own = {c for c in dump.columns if c.startswith(schema.OWN_COLUMN)}
-    return {c for c in names | (words & (set(schema.load().columns) | own)) if dump.has(c)}
+        return words_of(" ".join(rule.needs)) | words_of(table_sql(rule.on_demand))
+    return _words_with_tables(rule.sql)
 
 
 def _words_with_tables(sql: str) -> set[str]:
-    """The names the SQL uses, with those of the tables it is about."""
     words = words_of(sql)
     for name in tables_named_in(sql):
         words |= _words_with_tables(table_sql(name))
@@ -241,9 +237,8 @@ def _lack(table: str, name: str, dump: Dump, settings: Mapping[str, Any]) -> tup
     if table == "files" and name == "declared_rows":
         told = all(declared_rows(source) is not None for source in dump.sources)
         return None if told else ("`rows` in the metadata of every file", True)
-    if table in ("digest", "samples") and name not in digest.ALWAYS or name == "key_order":
-        ways = digest.source_of(name)
-        lacking = [[c for c in way if not dump.has(c)] for way in ways]
+    if table in ("digest", "samples") and name not in ("row_id", "nulls"):
+        lacking = [[c for c in way if not dump.has(c)] for way in digest.sources_of(name)]
         if all(lacking):
             return f"column {' and '.join(lacking[0])}", False
     return None

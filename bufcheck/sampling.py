@@ -42,9 +42,7 @@ def whole_episodes(dump: Dump, rows: int) -> list[Ranges] | None:
             start += 1
     picked = np.isin(column, episodes[chosen])
     stops = [*dump.starts[1:], dump.rows]
-    return [
-        _ranges(picked[start:stop]) for start, stop in zip(dump.starts, stops, strict=True)
-    ]
+    return [_ranges(picked[start:stop]) for start, stop in zip(dump.starts, stops, strict=True)]
 
 
 def _ranges(picked: object) -> Ranges:

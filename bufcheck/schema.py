@@ -105,8 +105,7 @@ def load(version: str = CURRENT) -> Schema:
     name = version.replace("/", ".v") + ".toml"
     raw = tomllib.loads((shipped.folder("schemas") / name).read_text("utf-8"))
     columns = {
-        name: Column(name=name, types=tuple(c.pop("types")), **c)
-        for name, c in raw["columns"].items()
+        name: Column(name=name, types=tuple(c.pop("types")), **c) for name, c in raw["columns"].items()
     }
     keys = {
         name: Key(name=name, one_of=tuple(k.pop("one_of", ())), **k)
@@ -170,9 +169,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def _check_value(key: Key, value: Any, where: str) -> None:
     expected = ""
-    if not isinstance(value, _TYPES[key.type]) or (
-        isinstance(value, bool) and key.type != "boolean"
-    ):
+    right_type = isinstance(value, _TYPES[key.type])
+    if not right_type or (isinstance(value, bool) and key.type != "boolean"):
         expected = f"must be of type {key.type}"
     elif key.type == "integers":
         if not value or not all(type(v) is int and v > 0 for v in value):
@@ -208,9 +206,7 @@ def type_name(arrow: pa.DataType) -> str:
         return f"fixed_size_list<{type_name(arrow.value_type)}>"
     if _is_list(arrow):
         return f"list<{type_name(arrow.value_type)}>"
-    return {"halffloat": "float16", "float": "float32", "double": "float64"}.get(
-        str(arrow), str(arrow)
-    )
+    return {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(arrow), str(arrow))
 
 
 def _is_list(arrow: pa.DataType) -> bool:

@@ -92,13 +92,8 @@ def nonfinite_and_zero(rows: Rows) -> tuple[Array, Array]:
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("ij,ij->i", table, table)
     bad, zero = ~np.isfinite(squares), squares == 0
-    for flags, exact in (
-        (bad, lambda t: ~np.isfinite(t).all(axis=1)),
-        (zero, lambda t: (t == 0).all(axis=1)),
-    ):
-        where = np.flatnonzero(flags)
-        if len(where):
-            flags[where] = exact(table[where])
+    bad[bad] = ~np.isfinite(table[bad]).all(axis=1)
+    zero[zero] = (table[zero] == 0).all(axis=1)
     return bad, zero
 
 
@@ -168,10 +163,11 @@ def stray(rows: Rows, size: int | None) -> pa.Array:
     outside = rows.values < 0 if size is None else (rows.values < 0) | (rows.values >= size)
     where = np.flatnonzero(outside)
     if not len(where):
-        return pa.nulls(count, pa.int64())
+        return pa.nulls(count, pa.int32())
     owner, first = np.unique(np.searchsorted(rows.offsets, where, "right") - 1, return_index=True)
-    found, none = np.zeros(count, np.int64), np.ones(count, bool)
-    found[owner], none[owner] = rows.values[where[first]], False
+    found, none = np.zeros(count, np.int32), np.ones(count, bool)
+    found[owner] = np.clip(rows.values[where[first]], -(2**31), 2**31 - 1)
+    none[owner] = False
     return pa.array(found, mask=none)
 
 

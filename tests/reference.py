@@ -457,7 +457,9 @@ def truncated_dump(c: Context) -> Found:
 @rule("error", "old_log_prob | state_embed | reward | value | advantage | return")
 def nonfinite_value(c: Context) -> Found:
     """A NaN or an infinity. A logit may be -inf (masks are written so); bootstrap_value counts only
-    where it is read: on truncated rows, and on an unterminated last row of an (episode, agent)."""
+    where it is read: on truncated rows (unless advantage.truncation says otherwise), and on an
+    unterminated last row of an (episode, agent)."""
+    from_bootstrap = c.settings.get("advantage.truncation", "bootstrap_value") == "bootstrap_value"
     last_step = {key: max(r["timestep"] for r in rows) for key, rows in c.trajectories().items()}
     scalars = ("old_log_prob", "new_log_prob", "reward", "value", "advantage", "return", "entropy")
     for row in c.rows:
@@ -467,7 +469,7 @@ def nonfinite_value(c: Context) -> Found:
         numbers += [x for x in known(row["logits"]) or [] if x != -math.inf]
         last = last_step.get((row["episode_id"], row["agent_id"]))
         at_end = row["timestep"] is not None and row["timestep"] == last
-        reads_bootstrap = row["truncated"] or (at_end and not row["terminated"])
+        reads_bootstrap = from_bootstrap if row["truncated"] else at_end and not row["terminated"]
         if reads_bootstrap and row["bootstrap_value"] is not None:
             numbers.append(row["bootstrap_value"])
         if not all(map(math.isfinite, numbers)):
@@ -511,14 +513,19 @@ def placeholder_log_prob(c: Context) -> Found:
 
 
 def _zeros(rows: list[Row]) -> Found:
-    """A policy that is sure of itself leaves log-probs near 0 too. A low entropy clears a row."""
+    """A policy that is sure of itself leaves log-probs near 0 too: as they thin out from within 1e-3
+    to within 1e-5, they thin out once more on the way to 0. If they do not thin out, they round to
+    it. A low entropy clears a row."""
     zeros = [
         row
         for row in rows
         if row["old_log_prob"] == 0 and not (row["entropy"] is not None and row["entropy"] < 1e-4)
     ]
-    beside = sum(row["old_log_prob"] != 0 and row["old_log_prob"] > -1e-3 for row in rows)
-    if _too_many(len(zeros), 0.01 + beside):
+    closest = sum(0 < abs(row["old_log_prob"]) < 1e-5 for row in rows)
+    closer = sum(-1e-3 < row["old_log_prob"] <= -1e-5 for row in rows)
+    thins_out = closest + 2 * math.sqrt(closest) < closer - 2 * math.sqrt(closer)
+    expected = 0.01 + (closest + 0.1) ** 2 / (closer + 1)
+    if (closest == 0 or thins_out) and _too_many(len(zeros), expected):
         yield from (row["row_id"] for row in zeros)
 
 
@@ -544,8 +551,9 @@ def _from_uniform(row: Row) -> float:
 
 def _constants(rows: list[Row], eps: float) -> Found:
     """One value at many states, though those within 1 % of it are spread over all floats there.
-    Several such values are a policy that does not look at its state."""
-    sampled = [row for row in rows if row["old_log_prob"] != 0]
+    Several such values are a policy that does not look at its state; and next to 0, where
+    log-probs come in steps, values coincide."""
+    sampled = [row for row in rows if abs(row["old_log_prob"]) > 1e-3]
     counts = Counter(row["old_log_prob"] for row in sampled)
     states = {
         value: {row["state"] for row in sampled if row["old_log_prob"] == value} - {None}
@@ -893,12 +901,19 @@ def log_prob_broadcast(c: Context) -> Found:
         row["row_id"]
         for before, row in c.neighbours()
         if _equal(before["old_log_prob"], row["old_log_prob"])
-        and not all_equal([before["state"], row["state"]])
+        and row["state"] is not None
+        and row["state"] != before["state"]
         and _had_choice(row)
-        and abs(row["old_log_prob"]) > 1e-5
+        and not _by_right(row)
     ]
     for run in _surprising_runs(c, repeats, most=0.5, least_rows=4):
         yield from run
+
+
+def _by_right(row: Row) -> bool:
+    """Certain and uniform policies repeat themselves: 0 and -log K are for placeholder-log-prob."""
+    log_prob, legal = row["old_log_prob"], max(row["legal"] or 1, 1)
+    return abs(log_prob) <= 1e-5 or abs(log_prob + math.log(legal)) <= 1e-6
 
 
 def _equal(a: float | None, b: float | None) -> bool:
@@ -913,9 +928,7 @@ def _log_prob_shared(rows: list[Row]) -> bool:
 
 def _same_context(rows: list[Row]) -> bool:
     names = ("subset", "action_index", "action_bits")
-    return _state_shared(rows) and all(
-        len({row[name] for row in rows} - {None}) <= 1 for name in names
-    )
+    return _state_shared(rows) and all(len({row[name] for row in rows} - {None}) <= 1 for name in names)
 
 
 @rule("warning", "advantage", *KEY, legal_if="agents.shared_advantage")
@@ -938,9 +951,14 @@ def advantage_broadcast(c: Context) -> Found:
 
 
 def _advantage_of_an_episode(c: Context, first: Row, last: Row) -> bool:
-    own = c.trajectories().get((first["episode_id"], first["agent_id"]), [])
-    values = {same(row["advantage"]) for row in own} - {None}
-    return len(values) == 1 and _equal(first["episode_id"], last["episode_id"])
+    """The run lies in one episode, or in neighbours, that have one advantage each; a column that is
+    constant throughout is excused only within an episode."""
+    for row in (first, last):
+        own = c.trajectories().get((row["episode_id"], row["agent_id"]), [])
+        if len({same(r["advantage"]) for r in own} - {None}) != 1:
+            return False
+    values = {same(row["advantage"]) for row in c.rows} - {None}
+    return _equal(first["episode_id"], last["episode_id"]) or len(values) > 1
 
 
 def _shared_by_agents(
@@ -948,9 +966,7 @@ def _shared_by_agents(
 ) -> Iterator[int]:
     """The rows of steps whose agents all hold the same, if that happens more often than it would
     if values were dealt at random."""
-    joint = [
-        rows for rows in c.steps().values() if len({row["agent_id"] for row in rows} - {None}) > 1
-    ]
+    joint = [rows for rows in c.steps().values() if len({row["agent_id"] for row in rows} - {None}) > 1]
     sharing = [rows for rows in joint if shared(rows)]
     sizes = Counter(len(rows) for rows in joint)
     values = [value for value in drawn if value is not None]

@@ -45,9 +45,7 @@ def healthy(rng: Random) -> Dump:
     gaussian = rng.random() < 0.15
     metadata = _metadata(rng, gaussian)
     policy = _Policy(rng, metadata["policy"])
-    agents = rng.sample(
-        ["a", "b", "IND", "Ünï", "agent-10", "agent-2"], rng.choice([1, 2, 2, 3, 4])
-    )
+    agents = rng.sample(["a", "b", "IND", "Ünï", "agent-10", "agent-2"], rng.choice([1, 2, 2, 3, 4]))
     turns = metadata.get("agents", {}).get("turn_based", False)
     rows: list[dict[str, Any]] = []
     wanted, episode = rng.choice([20, 60, 120, 200]), rng.choice([0, -3, 10**12])
@@ -71,7 +69,9 @@ def _metadata(rng: Random, gaussian: bool) -> dict[str, Any]:
         policy["distribution"] = rng.choice(["diagonal_gaussian", "squashed_gaussian"])
     flags = ("symmetric", "shared_subset", "shared_state", "shared_advantage", "turn_based")
     agents = {name: rng.random() < 0.5 for name in flags if rng.random() < 0.2}
-    return {"schema": "experience/1", "policy": policy, "agents": agents}
+    metadata = {"schema": "experience/1", "policy": policy, "agents": agents}
+    truncation = rng.choice([None, "bootstrap_value", "folded_into_reward", "none"])
+    return metadata | ({"advantage": {"truncation": truncation}} if truncation else {})
 
 
 class _Policy:
@@ -504,6 +504,17 @@ def broadcast_in_steps(dump: Dump, rng: Random) -> None:
             first = firsts.setdefault(key, row)
             if lucky[key]:
                 row[name] = copied(first)[name]
+
+
+@corruption
+def subset_for_all(dump: Dump, rng: Random) -> None:
+    """Subsets that are fetched once per step, or hardly ever."""
+    if "subset_indices" in dump.types and {"episode_id", "timestep"} <= set(dump.types):
+        every = rng.choice([1, 1, 9])
+        known: dict[Any, dict[str, Any]] = {}
+        for row in dump.rows:
+            key = (row["episode_id"], row["timestep"] and row["timestep"] // every)
+            row["subset_indices"] = copied(known.setdefault(key, row))["subset_indices"]
 
 
 @corruption

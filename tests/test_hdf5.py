@@ -64,9 +64,7 @@ NULLS = [i % 7 == 3 for i in range(N)]
 
 
 def nulled(values: Any, kind: pa.DataType) -> pa.Array:
-    return pa.array(
-        [None if gone else value for value, gone in zip(values, NULLS, strict=True)], kind
-    )
+    return pa.array([None if gone else value for value, gone in zip(values, NULLS, strict=True)], kind)
 
 
 def columns_of_every_type() -> dict[str, pa.Array]:
@@ -97,9 +95,7 @@ def columns_of_every_type() -> dict[str, pa.Array]:
         if "not null" not in str(kind):
             found[f"{kind} null"] = nulled(found[str(kind)].to_pylist(), kind)
     found["vector of holes"] = nulled([[1.0, None, 3.0]] * N, pa.list_(pa.float32(), 3))
-    found["vector of bool"] = pa.array(
-        [[True, i % 2 == 0] for i in range(N)], pa.list_(pa.bool_(), 2)
-    )
+    found["vector of bool"] = pa.array([[True, i % 2 == 0] for i in range(N)], pa.list_(pa.bool_(), 2))
     for kind in (pa.list_(pa.int32()), pa.large_list(pa.int16()),
                  pa.list_(pa.field("element", pa.uint64()))):  # fmt: skip
         found[str(kind)] = pa.array(ragged, kind)
@@ -152,9 +148,7 @@ def test_every_type_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_not_null_is_remembered_and_any_json_is_stored(tmp_path: Path) -> None:
-    schema = pa.schema(
-        [pa.field("b", pa.int64(), False), pa.field("a", pa.list_(pa.int8()), False)]
-    )
+    schema = pa.schema([pa.field("b", pa.int64(), False), pa.field("a", pa.list_(pa.int8()), False)])
     batch = pa.RecordBatch.from_pydict({"b": [1], "a": [[2]]}, schema=schema)
     path = tmp_path / "a.h5"
     hdf5.write(path, schema, [batch], {"big": "ä" * 200_000})

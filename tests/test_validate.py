@@ -166,9 +166,7 @@ def test_baseline_reports_only_what_is_new(tmp_path: Path) -> None:
     assert again.report["summary"]["known_findings"] == 4
     other = bufcheck("validate", FIXTURES / "demo.parquet", "--baseline", known)
     assert other.code == 1
-    assert "not a file of findings" in refused(
-        bufcheck("validate", broken, "--baseline", HEALTHY)
-    )
+    assert "not a file of findings" in refused(bufcheck("validate", broken, "--baseline", HEALTHY))
 
 
 def test_sample_reads_whole_episodes_and_never_passes() -> None:
@@ -223,13 +221,19 @@ def test_a_teams_own_rules(tmp_path: Path) -> None:
     assert failing(ran.report)["note-is-short"] == sum(len(r["x_note"]) < 8 for r in rows) < 354
     lacking = bufcheck("validate", HEALTHY, "--rules", folder, "--select", "OWN01")
     assert lacking.code == 1
-    (folder / "OWN02_x.sql").write_text(OWN_RULE.replace("x_note", "x_gone").replace("OWN01", "OWN02").replace("note-is", "gone-is"))
+    (folder / "OWN02_x.sql").write_text(
+        OWN_RULE.replace("x_note", "x_gone").replace("OWN01", "OWN02").replace("note-is", "gone-is")
+    )
     listed = bufcheck("validate", HEALTHY, "--rules", folder, "--format", "json").report["rules"]
     [gone] = [rule for rule in listed if rule["code"] == "OWN02"]
     assert (gone["status"], gone["reason"]) == ("not-checked", "needs column x_gone")
     (folder / "OWN02_x.sql").write_text("SELECT 1")
     assert "TOML header" in refused(bufcheck("validate", HEALTHY, "--rules", folder))
-    (folder / "OWN02_x.sql").write_text(OWN_RULE.replace("OWN01", "OWN02").replace("note-is", "odd-is").replace("FROM samples", "FROM nowhere"))
+    (folder / "OWN02_x.sql").write_text(
+        OWN_RULE.replace("OWN01", "OWN02")
+        .replace("note-is", "odd-is")
+        .replace("FROM samples", "FROM nowhere")
+    )
     assert "its SQL failed" in refused(bufcheck("validate", HEALTHY, "--rules", folder))
 
 

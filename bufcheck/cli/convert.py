@@ -10,7 +10,12 @@ from bufcheck.cli.progress import ProgressBar
 @click.command(name="convert")
 @click.argument("source", nargs=-1, required=True)
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), metavar="bufcheck.toml", help="What a foreign file means. Default: bufcheck.toml in the current folder, if any.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="bufcheck.toml",
+    help="What a foreign file means. Default: bufcheck.toml in the current folder, if any.",
+)
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 def command(source: tuple[str, ...], target: Path, config: Path | None, force: bool) -> None:
     """Rewrite a dump as Parquet or HDF5, by the suffix of TARGET; metadata included, nothing lost.

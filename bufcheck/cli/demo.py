@@ -61,7 +61,9 @@ def _run(*arguments: str) -> None:
     command = main.get_command(click.Context(main), arguments[0])
     assert command is not None
     try:
-        code = command.main(list(arguments[1:]), prog_name=f"bufcheck {arguments[0]}", standalone_mode=False)
+        code = command.main(
+            list(arguments[1:]), prog_name=f"bufcheck {arguments[0]}", standalone_mode=False
+        )
     except click.exceptions.Exit as done:
         code = done.exit_code
     if code:

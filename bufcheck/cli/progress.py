@@ -28,7 +28,11 @@ class ProgressBar:
         rate = self.done / (now - self.begun)
         left = (total - self.done) / rate
         bar = "█" * filled + "░" * (30 - filled)
-        click.echo(f"\r{self.label} {bar} {self.done:,}/{total:,} rows, {left:.0f} s left ", nl=False, err=True)
+        click.echo(
+            f"\r{self.label} {bar} {self.done:,}/{total:,} rows, {left:.0f} s left ",
+            nl=False,
+            err=True,
+        )
 
     def close(self) -> None:
         if self.wanted and self.shown != self.begun:

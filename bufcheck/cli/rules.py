@@ -7,8 +7,16 @@ import click
 
 
 @click.command(name="rules")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--rules", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Also list the .sql rules of this folder.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option(
+    "--rules",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also list the .sql rules of this folder.",
+)
 def command(form: str, folder: Path | None) -> None:
     """List every rule: code, severity, name, what it finds. * marks rules that remove rows in clean.
 

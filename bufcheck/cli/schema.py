@@ -7,7 +7,9 @@ import click
 
 
 @click.command(name="schema")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
 def command(form: str) -> None:
     """Print the contract: the columns of a dump, their types and meaning, and its metadata.
 

@@ -26,18 +26,69 @@ Exit codes: 0 no finding at or above --fail-on, 1 findings (or unverified with -
 
 @click.command(name="validate", epilog=EPILOG)
 @click.argument("dump", nargs=-1, required=True)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print the report.")
-@click.option("--findings", type=FILE, metavar="FILE.parquet", help="Also write every finding, one row each.")
-@click.option("--select", multiple=True, metavar="RULE", help="Run only these: names, codes, families or the start of a code; repeatable, commas allowed.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How to print the report.",
+)
+@click.option(
+    "--findings", type=FILE, metavar="FILE.parquet", help="Also write every finding, one row each."
+)
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="RULE",
+    help="Run only these: names, codes, families or the start of a code; repeatable, commas allowed.",
+)
 @click.option("--ignore", multiple=True, metavar="RULE", help="Do not run these.")
-@click.option("--rules", type=click.Path(path_type=Path), metavar="DIR", help="Also run the .sql rules of this folder.")
-@click.option("--fail-on", type=click.Choice(["error", "warning", "never"]), default="error", show_default=True, help="The severity from which findings give exit code 1.")
+@click.option(
+    "--rules",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also run the .sql rules of this folder.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "never"]),
+    default="error",
+    show_default=True,
+    help="The severity from which findings give exit code 1.",
+)
 @click.option("--strict", is_flag=True, help="Exit 1 unless the verdict is pass.")
-@click.option("--tolerance", type=click.FloatRange(min=0), help="How far two log-probs of one sample may lie apart. Default: by the dump's precision.")
-@click.option("--baseline", type=FILE, metavar="FILE.parquet", help="Accept the findings of an earlier --findings file; report only new ones.")
-@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="A quick look at whole episodes of about N rows; its verdict is never pass.")
-@click.option("--config", type=FILE, metavar="bufcheck.toml", help="Names, settings and rule options. Default: bufcheck.toml in the current folder, if any.")
-def command(dump: tuple[str, ...], form: str, config: Path | None, fail_on: str, strict: bool, **options: Any) -> None:
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    help="How far two log-probs of one sample may lie apart. Default: by the dump's precision.",
+)
+@click.option(
+    "--baseline",
+    type=FILE,
+    metavar="FILE.parquet",
+    help="Accept the findings of an earlier --findings file; report only new ones.",
+)
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A quick look at whole episodes of about N rows; its verdict is never pass.",
+)
+@click.option(
+    "--config",
+    type=FILE,
+    metavar="bufcheck.toml",
+    help="Names, settings and rule options. Default: bufcheck.toml in the current folder, if any.",
+)
+def command(
+    dump: tuple[str, ...],
+    form: str,
+    config: Path | None,
+    fail_on: str,
+    strict: bool,
+    **options: Any,
+) -> None:
     """Check a dump: files, globs or folders of Parquet or HDF5.
 
     Every rule ends as pass, fail or not-checked with the reason; `bufcheck rules` lists them.

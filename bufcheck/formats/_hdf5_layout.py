@@ -166,14 +166,11 @@ class Walk:
             )
 
 
-def _every_chunk_exists(
-    dataset: Any, shape: tuple[int, ...], chunks: tuple[int, ...] | None
-) -> bool:
+def _every_chunk_exists(dataset: Any, shape: tuple[int, ...], chunks: tuple[int, ...] | None) -> bool:
     """A chunk that is missing reads as zeros, and no checksum would tell."""
     assert chunks is not None
     return bool(
-        dataset.get_num_chunks()
-        == math.prod(-(-n // c) for n, c in zip(shape, chunks, strict=True))
+        dataset.get_num_chunks() == math.prod(-(-n // c) for n, c in zip(shape, chunks, strict=True))
     )
 
 

@@ -80,9 +80,7 @@ def spans(ranges: Sequence[Sequence[int]], step: int) -> Iterator[Span]:
         yield first, last, kept
 
 
-def _only(
-    arrays: list[pa.Array], start: int, end: int, kept: list[tuple[int, int]]
-) -> list[pa.Array]:
+def _only(arrays: list[pa.Array], start: int, end: int, kept: list[tuple[int, int]]) -> list[pa.Array]:
     if len(kept) == 1:
         return arrays
     inside = [np.arange(max(a, start), min(b, end)) for a, b in kept if a < end and b > start]

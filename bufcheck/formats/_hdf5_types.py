@@ -69,9 +69,7 @@ def list_if_it_fits(declared: pa.DataType | None, natural: pa.DataType) -> pa.Da
     return declared
 
 
-def text_if_it_fits(
-    declared: pa.DataType | None, natural: pa.DataType, entries: int
-) -> pa.DataType:
+def text_if_it_fits(declared: pa.DataType | None, natural: pa.DataType, entries: int) -> pa.DataType:
     """`declared`, unless it is no text, or its codes cannot count the dictionary's entries."""
     if declared is None or not is_text(declared):
         return natural

@@ -73,9 +73,7 @@ def write(
     return rows
 
 
-def _write(
-    disk: Disk, file: h5py.File, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
-) -> int:
+def _write(disk: Disk, file: h5py.File, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     if len(set(schema.names)) < len(schema.names):
         raise WriteError(f"{disk.name}: two columns of one name", "rename one of them")
     writers = [out.for_type(file, field.type) for field in schema]

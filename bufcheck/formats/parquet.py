@@ -103,9 +103,7 @@ def _open(path: Path) -> pq.ParquetFile:
 
     # Without pre-buffering and with a small buffer, pages are read as they are decoded: one huge
     # row group costs no more memory than many small ones.
-    return pq.ParquetFile(
-        path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
-    )
+    return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
 
 
 def _read(path: Path, columns: list[str], ranges: Ranges | None) -> Iterator[pa.RecordBatch]:
@@ -142,9 +140,7 @@ def _row_groups(parquet: pq.ParquetFile, ranges: Ranges | None) -> Iterator[tupl
         start = stop
 
 
-def _within(
-    batch: pa.RecordBatch, position: int, ranges: Ranges | None
-) -> Iterator[pa.RecordBatch]:
+def _within(batch: pa.RecordBatch, position: int, ranges: Ranges | None) -> Iterator[pa.RecordBatch]:
     if ranges is None:
         yield batch
         return
@@ -164,7 +160,7 @@ def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
             if chunk.path_in_schema.split(".")[0] in columns:
                 stored += max(chunk.total_uncompressed_size, 0)
     rows = sum(meta.row_group(g).num_rows for g in range(min(meta.num_row_groups, 4)))
-    return max(256, min(1 << 16, BATCH_BYTES * max(rows, 1) // max(stored, 1)))
+    return max(256, min(1 << 16, int(BATCH_BYTES * max(rows, 1) // max(stored, 1))))
 
 
 def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
@@ -181,11 +177,11 @@ def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
                 file.seek(offset)
                 if not _page_has_crc(file.read(64)):
                     return False
-    return meta.num_row_groups > 0
+    return bool(meta.num_row_groups)
 
 
 def _page_has_crc(header: bytes) -> bool:
-    """Reads a Thrift compact PageHeader {1: type, 2: size, 3: compressed size, 4: crc} up to field 4."""
+    """Reads a Thrift compact PageHeader (type, size, compressed size, crc) up to its fourth field."""
     position, identifier = 0, 0
     while position < len(header):
         delta, kind = header[position] >> 4, header[position] & 15

@@ -94,7 +94,8 @@ def _verdict(report: dict[str, Any], failed: list[dict[str, Any]]) -> str:
         counts.append(_count(summary["infos"], "info"))
     text = f"{', '.join(counts)}; {_count(passed, 'rule')} passed, {summary['not_checked']} not checked"
     if failed:
-        text += f"; {_count(summary['rows_flagged'], 'row')} flagged, valid ratio {summary['valid_ratio']:.4g}"
+        text += f"; {_count(summary['rows_flagged'], 'row')} flagged"
+        text += f", valid ratio {summary['valid_ratio']:.4g}"
     line = style(verdict, fg=VERDICTS[verdict], bold=True) + f": {text}"
     if verdict == "unverified":
         line += f" ({'; '.join(report['unverified'])})"

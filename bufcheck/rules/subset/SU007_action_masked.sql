@@ -14,4 +14,4 @@ message = "action_mask forbids action_index {action_index}"
 */
 SELECT row_id, action_index
 FROM digest
-WHERE NOT chosen_legal
+WHERE chosen_legal = 0

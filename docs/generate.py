@@ -1,0 +1,128 @@
+"""Writes the reference pages from the code; with --check, only compares, and exits 1 if stale."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from bufcheck import digest, rule, schema, shipped
+from bufcheck.cli import COMMANDS, main
+from bufcheck.database import split_header, table_names
+
+HERE = Path(__file__).parent
+NOTE = "<!-- written by docs/generate.py -->\n"
+
+
+def rules_page() -> str:
+    lines = [NOTE, "# Rules\n", "`*` marks rules whose rows `clean` takes out.\n"]
+    family = ""
+    for found in rule.built_in():
+        if found.family != family:
+            family = found.family
+            lines.append(f"## {family.replace('_', '-')}\n")
+        mark = " *" if found.removes else ""
+        lines += [
+            f"### {found.code} {found.name}\n",
+            f"**{found.severity}**{mark}, judged per {found.scope}. {found.summary}\n",
+            f"- Why it hurts: {found.why}",
+            f"- Likely cause: {found.cause}",
+            f"- Remedy: {found.remedy}",
+            f"- Needs: {', '.join(f'`{need}`' for need in found.needs)}",
+        ]
+        if found.parameters:
+            listed = ", ".join(f"`{name} = {value}`" for name, value in found.parameters.items())
+            lines.append(f"- Parameters: {listed}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def tables_page() -> str:
+    lines = [
+        NOTE,
+        "# Tables a rule can read\n",
+        "## digest\n",
+        "One row per sample: every scalar column of the schema (NULL where the dump lacks it), and:\n",
+        "| column | meaning |",
+        "|---|---|",
+        "| `row_id` | counts from 0 across the files of the dump |",
+        f"| `nulls` | {digest.NULLS} |",
+        *(f"| `{fact.name}` | {fact.meaning} |" for fact in digest.FACTS.values()),
+        "",
+    ]
+    for name in table_names():
+        text = (shipped.PACKAGE / "tables" / f"{name}.sql").read_text("utf-8")
+        header, _ = split_header(text)
+        lines += [
+            f"## {name}\n",
+            f"{header['meaning'].capitalize()}.\n",
+            "| column | meaning |",
+            "|---|---|",
+        ]
+        lines += [f"| `{column}` | {meaning} |" for column, meaning in header["columns"].items()]
+        lines.append("")
+    lines += [
+        "## samples\n",
+        "`row_id` and the dump's own scalar and `x_` columns, as far as some rule reads them.\n",
+        "## findings\n",
+        "`row_id`, `code`, `rule`, `severity`, `message` of the rules that ran before.\n",
+        "## files, columns, metadata\n",
+        "What the dump says of itself. The entries of `metadata` can be named in SQL as `$entry`:",
+        "every key of the schema with `_` for `.`, and what follows from them.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def schema_page() -> str:
+    contract = schema.load()
+    lines = [NOTE, f"# Schema {contract.version}\n", contract.summary + "\n"]
+    lines += ["| column | type | required | meaning |", "|---|---|---|---|"]
+    for column in contract.columns.values():
+        key = " (key)" if column.key else ""
+        kind = " or ".join(column.types)
+        lines.append(f"| `{column.name}`{key} | {kind} | {column.required} | {column.meaning} |")
+    lines += [
+        "| `x_…` | anything | no | your own, carried through untouched |\n",
+        "## Metadata\n",
+        "One JSON object: in Parquet under the schema key `bufcheck`, in HDF5 as the root attribute",
+        "`bufcheck`.\n",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for entry in contract.keys.values():
+        kind = ", ".join(entry.one_of) or entry.type
+        default = "" if entry.default is None else f"`{entry.default}`"
+        lines.append(f"| `{entry.name}` | {kind} | {default} | {entry.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def commands_page() -> str:
+    lines = [NOTE, "# Commands\n"]
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        context = click.Context(command, info_name=f"bufcheck {name}", terminal_width=90)
+        lines += [f"## bufcheck {name}\n", "```", command.get_help(context), "```\n"]
+    return "\n".join(lines)
+
+
+PAGES = {
+    "rules.md": rules_page,
+    "tables.md": tables_page,
+    "schema.md": schema_page,
+    "cli.md": commands_page,
+}
+
+
+if __name__ == "__main__":
+    stale = []
+    for name, page in PAGES.items():
+        path = HERE / name
+        if not path.exists() or path.read_text("utf-8") != page():
+            stale.append(name)
+            if "--check" not in sys.argv:
+                path.write_text(page(), "utf-8")
+    if "--check" in sys.argv and stale:
+        print(f"stale: {', '.join(stale)}; run python docs/generate.py")
+        sys.exit(1)
