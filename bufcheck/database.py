@@ -12,6 +12,7 @@ import tempfile
 import threading
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MEMORY_LIMIT = "400MB"
-SAMPLE_ROWS = 100_000
+SAMPLE_ROWS = 50_000
 """Enough to measure how often values coincide by chance."""
 _GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples"}
 UNIT_ROUNDOFF = {
@@ -47,14 +48,23 @@ def table_sql(name: str) -> str:
 
 
 def tables_named_in(sql: str) -> list[str]:
-    words = words_of(sql)
+    """The tables of `tables/` that stand in a FROM or JOIN: columns may have the same names."""
+    ends = "WHERE|GROUP|ORDER|HAVING|JOIN|ON|USING|UNION|LIMIT|SELECT|WINDOW|SEMI|LEFT|ANTI"
+    places = re.findall(
+        rf"\b(?:FROM|JOIN)\b([^()]*?)(?=\b(?:{ends})\b|[()]|$)", _bare(sql), re.IGNORECASE
+    )
+    words = words_of(" ".join(places))
     return [name for name in table_names() if name in words]
 
 
 def words_of(sql: str) -> set[str]:
-    """The names a piece of SQL uses: comments and texts do not count."""
-    bare = re.sub(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", " ", sql, flags=re.DOTALL)
-    return set(re.findall(r"\w+", bare))
+    """The names a piece of SQL uses."""
+    return set(re.findall(r"\w+", _bare(sql)))
+
+
+def _bare(sql: str) -> str:
+    """SQL without comments and texts."""
+    return re.sub(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", " ", sql, flags=re.DOTALL)
 
 
 def fill_in(sql: str, values: Mapping[str, Any]) -> str:
@@ -85,6 +95,8 @@ class Database:
         self._folder = tempfile.mkdtemp(prefix="bufcheck-")
         self._made = set(_GIVEN)
         self._stuck = False
+        self._worker = ThreadPoolExecutor(1)
+        self._view: dict[str, str] = {}
         self.settings: dict[str, Any] = {}
         """The one row of `metadata`; SQL names its entries as $entry."""
         self.connection: duckdb.DuckDBPyConnection = duckdb.connect(
@@ -107,6 +119,7 @@ class Database:
     def __exit__(self, *_: object) -> None:
         if not self._stuck:
             self.connection.close()
+        self._worker.shutdown(wait=not self._stuck)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def load(self, name: str, rows: pa.Table | pa.RecordBatchReader, select: str = "") -> None:
@@ -121,8 +134,21 @@ class Database:
         self, rows: pa.RecordBatchReader, columns: set[str], facts: frozenset[str], own: Iterable[str]
     ) -> None:
         """The view `digest`: what could be stored, with NULLs for the rest."""
+        # One thread decodes, one digests and stores: a second one here only gets in their way.
+        self.execute("SET threads = 1")
         self.load("digested", rows, digest.stored_select(columns, facts, own))
-        self.execute(f"CREATE VIEW digest AS {digest.view_select(columns, facts, own)}")
+        self.execute("RESET threads")
+        self._view = digest.view_columns(columns, facts, own)
+        self.show_digest()
+
+    def show_digest(self, words: set[str] | None = None) -> None:
+        """Makes the view `digest` with the columns named, or with all.
+
+        To bind sixty expressions anew for every query takes longer than to run most of them.
+        """
+        shown = {n: sql for n, sql in self._view.items() if words is None or n in words}
+        listed = ", ".join(f'{sql} AS "{name}"' for name, sql in ({"row_id": "row_id"} | shown).items())
+        self.execute(f"CREATE OR REPLACE VIEW digest AS SELECT {listed} FROM digested")
 
     def describe(self, dump: Dump, tolerance: float | None) -> None:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
@@ -152,22 +178,24 @@ class Database:
 
     def make_samples(self, dump: Dump, columns: Iterable[str]) -> None:
         """The view `samples`: the dump's own columns, as far as they were kept."""
-        kept = {row["column_name"] for row in self.rows("DESCRIBE digest")}
-        names = [f'"{name}"' for name in columns if name in kept]
-        self.execute(f"CREATE VIEW samples AS SELECT {', '.join(['row_id', *names])} FROM digest")
+        kept = [n for n in dump.columns if n in columns and n in self._view]
+        listed = ", ".join(["row_id", *(f'{self._view[n]} AS "{n}"' for n in kept)])
+        self.execute(f"CREATE VIEW samples AS SELECT {listed} FROM digested")
 
     def lock(self) -> None:
         """After this no SQL can loosen the configuration."""
         self.execute("SET lock_configuration = true")
 
-    def make_tables_for(self, sql: str) -> None:
-        """Makes the tables of `tables/` that this SQL names, and those they name."""
+    def prepare_for(self, sql: str) -> None:
+        """Makes the tables of `tables/` that this SQL names, and shows it the columns it names."""
         for name in tables_named_in(sql):
             if name not in self._made:
                 self._made.add(name)
                 select = fill_in(table_sql(name), self.settings)
-                self.make_tables_for(select)
+                self.prepare_for(select)
                 self.execute(f"CREATE TABLE {name} AS {select}")
+        every_column = re.search(r"(?:SELECT|,|\.)\s*\*", sql, re.IGNORECASE)
+        self.show_digest(None if every_column else words_of(sql))
 
     def execute(self, sql: str) -> None:
         self.rows(sql)
@@ -184,27 +212,13 @@ class Database:
         """Runs DuckDB on another thread: it holds up Ctrl-C where it runs, so that is not here."""
         if threading.current_thread() is not threading.main_thread():
             return run()
-        done: list[T] = []
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                done.append(run())
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
         try:
-            thread.join()
+            return self._worker.submit(run).result()
         except KeyboardInterrupt:
             # A busy connection takes no call, and an interrupt can take a minute: leave it running,
             # and let the command line end the process.
             self._stuck = True
             raise
-        if failed:
-            raise failed[0]
-        return done[0]
 
 
 def _files(dump: Dump) -> Iterator[dict[str, Any]]:

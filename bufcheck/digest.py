@@ -125,6 +125,7 @@ FACTS: dict[str, Fact] = {
     ]
 }
 FLAGS = [fact.name for fact in FACTS.values() if fact.type == FLAG]
+FLAGS += [c.name for c in schema.load().columns.values() if c.is_scalar and c.kind == "bool"]
 NULLS = "names of the columns that are null in this row"
 PREFIX = {"state_embed": "state"}
 _SQL_TYPES = {"int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "string": "VARCHAR"}
@@ -161,33 +162,39 @@ def _available(facts: frozenset[str], have: set[str]) -> list[Fact]:
 def stored_select(columns: set[str], facts: frozenset[str], own: Iterable[str]) -> str:
     """The SELECT that makes rows to store of the batches a Digester gives."""
     parts = ["row_id", "flags", "null_bits"]
-    parts += [f'"{name}"' for name in scalar_columns() if name in columns]
+    parts += [f'"{name}"' for name in scalar_columns() if name in columns and name not in FLAGS]
     stored = [f for f in _available(facts, columns) if f.sql]
     parts += [f"({fact.sql})::{fact.type} AS {fact.name}" for fact in stored]
     parts += [f'"{name}"' for name in own]
     return f"SELECT {', '.join(parts)} FROM batches"
 
 
-def view_select(columns: set[str], facts: frozenset[str], own: Iterable[str]) -> str:
-    """The SELECT of the view `digest`: what is stored, unpacked, and NULL for what the dump lacks."""
-    known = schema.load().columns
-    parts = ["row_id", _nulls_sql()]
-    for name in scalar_columns():
-        absent = f"NULL::{_SQL_TYPES[known[name].kind]} AS "
-        parts.append(("" if name in columns else absent) + f'"{name}"')
+def view_columns(columns: set[str], facts: frozenset[str], own: Iterable[str]) -> dict[str, str]:
+    """Each column of the view `digest`: what is stored, unpacked, and NULL for what the dump lacks."""
+    view = {"row_id": "row_id", "nulls": _nulls_sql()}
+    for bit, (name, column) in enumerate(schema.load().columns.items()):
+        if not column.is_scalar:
+            continue
+        view[name] = f'"{name}"'
+        if name not in columns:
+            view[name] = f"NULL::{_SQL_TYPES[column.kind]}"
+        elif name in FLAGS:
+            view[name] = f"CASE WHEN null_bits & {1 << bit} = 0 THEN {_flag_sql(name)} END"
     made = {fact.name for fact in _available(facts, columns)}
     for fact in FACTS.values():
+        view[fact.name] = fact.name
         if fact.name == "legal_actions":
             ways = [n for n in ("mask_legal", "num_actions") if n in made or n in columns]
-            parts.append(f"coalesce({', '.join([*ways, 'NULL::INTEGER'])}) AS legal_actions")
+            view[fact.name] = f"coalesce({', '.join([*ways, 'NULL::INTEGER'])})"
         elif fact.name not in made:
-            parts.append(f"NULL::{fact.type} AS {fact.name}")
+            view[fact.name] = f"NULL::{fact.type}"
         elif fact.type == FLAG:
-            parts.append(f"(flags & {1 << FLAGS.index(fact.name)}) <> 0 AS {fact.name}")
-        else:
-            parts.append(fact.name)
-    parts += [f'"{name}"' for name in own]
-    return f"SELECT {', '.join(parts)} FROM digested"
+            view[fact.name] = _flag_sql(fact.name)
+    return view | {name: f'"{name}"' for name in own}
+
+
+def _flag_sql(name: str) -> str:
+    return f"(flags & {1 << FLAGS.index(name)}) <> 0"
 
 
 def _nulls_sql() -> str:
@@ -195,7 +202,7 @@ def _nulls_sql() -> str:
         f"CASE WHEN null_bits & {1 << bit} <> 0 THEN '{name}' END"
         for bit, name in enumerate(schema.load().columns)
     )
-    return f"CASE WHEN null_bits <> 0 THEN concat_ws(', ', {names}) END AS nulls"
+    return f"CASE WHEN null_bits <> 0 THEN concat_ws(', ', {names}) END"
 
 
 @dataclass
@@ -235,6 +242,8 @@ class Digester:
             if column is None:
                 if name in self.own:
                     made[name] = rows.column(name)
+            elif name in FLAGS:
+                flags[name] = _filled(rows.column(name))
             elif column.is_scalar:
                 made[name] = rows.column(name)
                 self._compare_scalar(name, rows, flags)
@@ -246,10 +255,10 @@ class Digester:
                     made |= self._of_vector(name, opened[name], flags)
         made |= self._of_ragged(rows, opened, flags)
         made["null_bits"] = _null_bits(rows, opened)
-        made["flags"] = np.zeros(count, np.uint16)
+        made["flags"] = np.zeros(count, np.uint32)
         for name, flag in flags.items():
-            if name in self.facts:
-                made["flags"] |= flag.astype(np.uint16) << FLAGS.index(name)
+            if flag.any():
+                made["flags"] |= flag.astype(np.uint32) << np.uint32(FLAGS.index(name))
         arrays = [v if isinstance(v, pa.Array) else pa.array(v) for v in made.values()]
         return pa.RecordBatch.from_arrays(arrays, names=list(made))
 
@@ -316,21 +325,28 @@ class Digester:
         before = self.key or (None, None, None)
         rank = {word: i for i, word in enumerate(sorted({*words, before[2]} - {None}))}
         ranks = np.array([rank.get(word, 0) for word in words] or [0], np.int64)
-        unknown = np.zeros(rows.num_rows + 1, bool)
-        order = np.zeros(rows.num_rows, np.int8)
-        codes = ranks[agent.indices.fill_null(0).to_numpy(zero_copy_only=False)]
-        firsts = (before[0], before[1], rank.get(before[2]))
-        numbers = [c.fill_null(0).to_numpy(zero_copy_only=False) for c in (episode, step)]
-        for values, first in zip([*numbers, codes], firsts, strict=True):
-            unknown[0] |= first is None
-            joined = np.concatenate([[0 if first is None else first], values])
-            greater = (joined[1:] > joined[:-1]).astype(np.int8)
-            order = np.where(order == 0, greater - (joined[1:] < joined[:-1]), order)
+        numbers = [_filled(episode), _filled(step), ranks[_filled(agent.indices)]]
+        order = np.empty(rows.num_rows, np.int8)
+        order[1:] = vectors.compare_neighbours(numbers)
+        unknown = np.zeros(rows.num_rows, bool)
         for column in (episode, step, agent):
             if column.null_count:
-                unknown[1:] |= column.is_null().to_numpy(zero_copy_only=False)
+                null = column.is_null().to_numpy(zero_copy_only=False)
+                unknown |= null
+                unknown[1:] |= null[:-1]
+        if None in before:
+            unknown[0] = True
+        else:
+            first = (int(numbers[0][0]), int(numbers[1][0]), agent[0].as_py() or "")
+            order[0] = (first > before) - (first < before)
         self.key = (episode[-1].as_py(), step[-1].as_py(), agent[-1].as_py())
-        return pa.array(order.astype(np.int8), mask=unknown[1:] | unknown[:-1])
+        return pa.array(order, mask=unknown)
+
+
+def _filled(column: pa.Array) -> Array:
+    filled = column.fill_null(0) if column.null_count else column
+    numbers: Array = filled.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _null_bits(rows: pa.RecordBatch, opened: dict[str, Rows]) -> Array:

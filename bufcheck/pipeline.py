@@ -93,7 +93,7 @@ def _words(runnable: list[Rule], *, on_demand: bool) -> set[str]:
 def _has_rows(database: Database, table: str | None) -> bool:
     if table is None:
         return False
-    database.make_tables_for(table)
+    database.prepare_for(f"FROM {table}")
     return bool(database.rows(f"SELECT 1 FROM {table} LIMIT 1"))
 
 
@@ -187,6 +187,7 @@ def _run_all(chosen: list[Rule], database: Database, dump: Dump) -> list[Outcome
     # Rules about the findings of others come last.
     order = sorted(chosen, key=lambda rule: any(n.startswith("findings.") for n in rule.needs))
     outcomes = [rules.run(rule, database, dump) for rule in order]
+    database.show_digest()
     return sorted(outcomes, key=lambda outcome: outcome.rule.code)
 
 

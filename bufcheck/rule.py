@@ -252,7 +252,7 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
     if reason := why_not(rule, dump, settings):
         return Outcome(rule, NOT_CHECKED, *reason)
     try:
-        database.make_tables_for(rule.sql)
+        database.prepare_for(rule.sql)
         database.execute(f"CREATE OR REPLACE TEMP TABLE hits AS {rule.runnable_sql(database.settings)}")
         [counted] = database.rows(
             "SELECT count(DISTINCT row_id) AS rows, count(*) FILTER (row_id IS NULL) AS whole FROM hits"
@@ -261,6 +261,7 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
         if not findings:
             return _unless_wanting(rule, dump, settings)
         database.execute(_filing(rule))
+        database.show_digest()
         examples = _examples(rule, database)
     except duckdb.Error as error:
         if isinstance(error, duckdb.OutOfMemoryException):

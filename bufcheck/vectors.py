@@ -22,16 +22,12 @@ class Rows(NamedTuple):
     offsets: Array
     null: Array | None
     """Rows that are null or hold a null; None where there are none."""
+    width: int | None = None
+    """The length every row has; None where they differ."""
 
     @property
     def lengths(self) -> Array:
         return np.diff(self.offsets)
-
-    @property
-    def width(self) -> int | None:
-        """The length every row has, or None where they differ."""
-        lengths = self.lengths
-        return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else None
 
     def row(self, index: int) -> Array:
         return self.values[self.offsets[index] : self.offsets[index + 1]].copy()
@@ -40,7 +36,7 @@ class Rows(NamedTuple):
 def open_rows(array: pa.Array) -> Rows:
     import pyarrow as pa
 
-    count = len(array)
+    count, width = len(array), None
     if pa.types.is_fixed_size_list(array.type):
         width = array.type.list_size
         child = array.values.slice(array.offset * width, count * width)
@@ -49,12 +45,14 @@ def open_rows(array: pa.Array) -> Rows:
         offsets = array.offsets.to_numpy().astype(np.int64)
         child = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         offsets -= offsets[0]
+        if (np.diff(offsets) == offsets[1]).all():
+            width = int(offsets[1])
     null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     if child.null_count:
         holes = count_true(child.is_null().to_numpy(zero_copy_only=False), offsets) > 0
         null = holes if null is None else null | holes
         child = child.fill_null(False if pa.types.is_boolean(child.type) else 0)
-    return Rows(child.to_numpy(zero_copy_only=False), offsets, null)
+    return Rows(child.to_numpy(zero_copy_only=False), offsets, null, width)
 
 
 def count_true(flags: Array, offsets: Array) -> Array:
@@ -99,10 +97,12 @@ def nonfinite_and_zero(rows: Rows) -> tuple[Array, Array]:
 
 def repeats(rows: Rows, before: Array | None) -> Array:
     """Which rows equal the row before them, bit for bit; `before` is the row before the first."""
-    lengths, starts = rows.lengths, rows.offsets[:-1]
     bits = np.ascontiguousarray(rows.values)
     if bits.dtype.kind == "f":
         bits = bits.view(f"u{bits.itemsize}")
+    if rows.width:
+        return _repeats_in_table(bits.reshape(-1, rows.width), before)
+    lengths, starts = rows.lengths, rows.offsets[:-1]
     same = np.zeros(len(lengths), bool)
     if before is not None and len(lengths) and lengths[0] == len(before):
         same[0] = np.array_equal(
@@ -122,6 +122,16 @@ def repeats(rows: Rows, before: Array | None) -> Array:
     return same
 
 
+def _repeats_in_table(table: Array, before: Array | None) -> Array:
+    same = np.zeros(len(table), bool)
+    np.equal(table[1:, 0], table[:-1, 0], out=same[1:])
+    maybe = np.flatnonzero(same)  # one number rules out nearly every row of a healthy dump
+    same[maybe] = (table[maybe] == table[maybe - 1]).all(axis=1)
+    if before is not None:
+        same[0] = np.array_equal(table[0], before.view(table.dtype))
+    return same
+
+
 def repeats_scalar(values: Array, before: Array | None) -> Array:
     """The same for a column of numbers."""
     same = np.zeros(len(values), bool)
@@ -129,6 +139,15 @@ def repeats_scalar(values: Array, before: Array | None) -> Array:
     if before is not None:
         same[0] = values[0] == before
     return same
+
+
+def compare_neighbours(columns: list[Array]) -> Array:
+    """-1, 0 or 1 for each row but the first: its columns against those of the row before, in order."""
+    order: Array = np.zeros(len(columns[0]) - 1, np.int8)
+    for values in columns:
+        greater, less = values[1:] > values[:-1], values[1:] < values[:-1]
+        np.copyto(order, greater.view(np.int8) - less.view(np.int8), where=order == 0)
+    return order
 
 
 def has_duplicate(rows: Rows) -> Array:

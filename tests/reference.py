@@ -235,7 +235,7 @@ class Context:
         for name, short in (("state_embed", "state"), ("action", "action_bits")):
             row[short] = bits(row[name], item_of(self.dump.types.get(name, "")))
         row["subset"] = same(known(row["subset_indices"]))
-        mask = known(row["action_mask"])
+        row["mask"] = same(mask := known(row["action_mask"]))
         row["legal"] = row["num_actions"] if mask is None else sum(mask)
         row["done"] = bool(row["terminated"]) or bool(row["truncated"])
 
@@ -731,8 +731,13 @@ def duplicate_key(c: Context) -> Found:
 
 def _content(c: Context, row: Row) -> tuple[Any, ...]:
     """Vectors that describe the state or a continuous action count bit for bit."""
-    exact = {name: bits(row[name], item_of(c.dump.types.get(name, ""))) for name in VECTORS}
-    return tuple(same(exact.get(name, row[name])) for name in c.columns)
+    made: list[Any] = []
+    for name in c.columns:
+        value, kind = row[name], c.dump.types[name]
+        if is_list(kind):
+            value = bits(value, item_of(kind)) if name in VECTORS else known(value)
+        made.append(same(value))
+    return tuple(made)
 
 
 @rule("warning", "state_embed", "old_log_prob", *KEY)
@@ -778,7 +783,7 @@ def _chance(row: Row) -> float:
 
 
 def _payload(row: Row) -> tuple[Any, ...]:
-    names = ("subset", "action_mask", "action_index", "old_log_prob", "reward", "value")
+    names = ("subset", "mask", "action_index", "old_log_prob", "reward", "value")
     return (row["action_bits"], *(same(row[name]) for name in names))
 
 
@@ -901,8 +906,7 @@ def log_prob_broadcast(c: Context) -> Found:
         row["row_id"]
         for before, row in c.neighbours()
         if _equal(before["old_log_prob"], row["old_log_prob"])
-        and row["state"] is not None
-        and row["state"] != before["state"]
+        and not all_equal([before["state"], row["state"]])
         and _had_choice(row)
         and not _by_right(row)
     ]

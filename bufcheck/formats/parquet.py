@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".pq")
 MAGIC = b"PAR1"
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 8 << 20
 """Decoded size of a batch; small enough to bound memory, large enough to be quick."""
 ROW_GROUP_ROWS = 1 << 17
 

@@ -2,11 +2,12 @@
 meaning = "how often all agents of a step hold the same value, against how often chance would do it"
 [columns]
 quantity = "state, subset, log-prob or advantage"
-observed = "steps of several agents where all hold the same"
+observed = "steps of several agents where all hold the same, in the sample"
 expected = "how many there would be, were values dealt to agents at random"
 surprise = "-ln of the chance of so many (Chernoff bound of the Poisson tail); 0 where not above expectation"
 */
--- Chance is measured on the dump itself: how often rows drawn at random coincide. 100,000 rows do.
+-- Chance is measured on the dump itself: how often rows drawn at random coincide. Of a dump of over
+-- 100,000 rows a sample of rows, and of steps, is enough for that.
 WITH sampled AS (
     SELECT state_hash, subset_hash, old_log_prob, advantage, legal_actions
     FROM digest
@@ -24,17 +25,41 @@ occurring AS (
 ),
 spectrum AS (SELECT quantity, times, count(*) AS vals FROM occurring GROUP BY ALL),
 drawn AS (SELECT quantity, sum(times * vals) AS total FROM spectrum GROUP BY quantity),
+sampled_steps AS (
+    SELECT episode_id, timestep, agents
+    FROM steps
+    WHERE agents > 1 AND hash(episode_id, timestep) <= $sample_below
+),
+common AS (
+    SELECT
+        agents,
+        min(state_hash) = max(state_hash) AS state,
+        min(subset_hash) = max(subset_hash) AS subset,
+        -- Where one action was possible, log-prob 0 says nothing; and one actor in one context gives
+        -- one log-prob rightly.
+        min(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
+        = max(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
+        AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1) > 1
+        AND NOT (
+            min(state_hash) = max(state_hash)
+            AND coalesce(min(subset_hash) = max(subset_hash), true)
+            AND coalesce(min(action_index) = max(action_index), true)
+            AND coalesce(min(action_hash) = max(action_hash), true)
+        ) AS log_prob,
+        min(advantage) = max(advantage) AND min(advantage) <> 0 AS advantage
+    FROM digest JOIN sampled_steps USING (episode_id, timestep)
+    GROUP BY episode_id, timestep, agents
+),
 tested AS (
     SELECT
-        rows AS n,
+        agents AS n,
         count(*) AS steps,
-        count(*) FILTER (WHERE state_shared) AS state,
-        count(*) FILTER (WHERE subset_shared) AS subset,
-        count(*) FILTER (WHERE log_prob_shared) AS "log-prob",
-        count(*) FILTER (WHERE advantage_shared) AS advantage
-    FROM steps
-    WHERE agent_min <> agent_max
-    GROUP BY rows
+        count(*) FILTER (WHERE state) AS state,
+        count(*) FILTER (WHERE subset) AS subset,
+        count(*) FILTER (WHERE log_prob) AS "log-prob",
+        count(*) FILTER (WHERE advantage) AS advantage
+    FROM common
+    GROUP BY agents
 ),
 long AS (
     UNPIVOT tested ON state, subset, "log-prob", advantage INTO NAME quantity VALUE shared

@@ -17,13 +17,22 @@ least_rows = 4
 */
 SELECT row_id, string_agg(DISTINCT what, '; ' ORDER BY what) AS what
 FROM (
-    SELECT row_id, 'all ' || rows || ' agents of the step have this subset' AS what
-    FROM digest JOIN steps USING (episode_id, timestep)
-    WHERE subset_shared AND agent_min <> agent_max
-        AND (SELECT surprise FROM sharing WHERE quantity = 'subset') > $surprise
+    SELECT row_id, 'all ' || agents || ' agents of the step have this subset' AS what
+    FROM digest
+    JOIN steps USING (episode_id, timestep)
+    SEMI JOIN (
+        SELECT episode_id, timestep
+        FROM digest
+        WHERE (SELECT surprise FROM sharing WHERE quantity = 'subset') > $surprise
+        GROUP BY episode_id, timestep
+        HAVING min(subset_hash) = max(subset_hash)
+    ) USING (episode_id, timestep)
+    WHERE agents > 1
     UNION ALL
-    SELECT row_id, 'rows ' || first_row || ' to ' || last_row || ' have the same subset' AS what
-    FROM digest JOIN runs ON row_id BETWEEN first_row AND last_row
+    SELECT
+        unnest(generate_series(first_row, last_row)) AS row_id,
+        'rows ' || first_row || ' to ' || last_row || ' have the same subset' AS what
+    FROM runs
     WHERE quantity = 'subset' AND length >= $least_rows AND surprise > $surprise
 )
 GROUP BY row_id

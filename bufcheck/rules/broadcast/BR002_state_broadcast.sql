@@ -16,13 +16,22 @@ least_rows = 8
 */
 SELECT row_id, string_agg(DISTINCT what, '; ' ORDER BY what) AS what
 FROM (
-    SELECT row_id, 'all ' || rows || ' agents of the step have this state' AS what
-    FROM digest JOIN steps USING (episode_id, timestep)
-    WHERE state_shared AND agent_min <> agent_max
-        AND (SELECT surprise FROM sharing WHERE quantity = 'state') > $surprise
+    SELECT row_id, 'all ' || agents || ' agents of the step have this state' AS what
+    FROM digest
+    JOIN steps USING (episode_id, timestep)
+    SEMI JOIN (
+        SELECT episode_id, timestep
+        FROM digest
+        WHERE (SELECT surprise FROM sharing WHERE quantity = 'state') > $surprise
+        GROUP BY episode_id, timestep
+        HAVING min(state_hash) = max(state_hash)
+    ) USING (episode_id, timestep)
+    WHERE agents > 1
     UNION ALL
-    SELECT row_id, 'rows ' || first_row || ' to ' || last_row || ' have the same state' AS what
-    FROM digest JOIN runs ON row_id BETWEEN first_row AND last_row
+    SELECT
+        unnest(generate_series(first_row, last_row)) AS row_id,
+        'rows ' || first_row || ' to ' || last_row || ' have the same state' AS what
+    FROM runs
     WHERE quantity = 'state' AND length >= $least_rows AND surprise > $surprise
     UNION ALL
     SELECT digest.row_id, 'the state never changes in the ' || episodes.rows || ' rows of the episode' AS what

@@ -18,14 +18,31 @@ SELECT
     any_value(old_log_prob) AS old_log_prob,
     string_agg(DISTINCT what, '; ' ORDER BY what) AS what
 FROM (
-    SELECT row_id, old_log_prob, 'the same at all ' || rows || ' agents of the step' AS what
-    FROM digest JOIN steps USING (episode_id, timestep)
-    WHERE log_prob_shared AND agent_min <> agent_max
-        AND legal_actions IS DISTINCT FROM 1
-        AND (SELECT surprise FROM sharing WHERE quantity = 'log-prob') > $surprise
+    SELECT row_id, old_log_prob, 'the same at all ' || agents || ' agents of the step' AS what
+    FROM digest
+    JOIN steps USING (episode_id, timestep)
+    SEMI JOIN (
+        SELECT episode_id, timestep
+        FROM digest
+        WHERE (SELECT surprise FROM sharing WHERE quantity = 'log-prob') > $surprise
+        GROUP BY episode_id, timestep
+        HAVING min(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
+            = max(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
+            AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1) > 1
+            AND NOT (
+                min(state_hash) = max(state_hash)
+                AND coalesce(min(subset_hash) = max(subset_hash), true)
+                AND coalesce(min(action_index) = max(action_index), true)
+                AND coalesce(min(action_hash) = max(action_hash), true)
+            )
+    ) USING (episode_id, timestep)
+    WHERE agents > 1 AND legal_actions IS DISTINCT FROM 1
     UNION ALL
     SELECT row_id, old_log_prob, 'the same in rows ' || first_row || ' to ' || last_row AS what
-    FROM digest JOIN runs ON row_id BETWEEN first_row AND last_row
-    WHERE quantity = 'log-prob' AND length >= $least_rows AND surprise > $surprise
+    FROM (
+        SELECT unnest(generate_series(first_row, last_row)) AS row_id, first_row, last_row
+        FROM runs
+        WHERE quantity = 'log-prob' AND length >= $least_rows AND surprise > $surprise
+    ) JOIN digest USING (row_id)
 )
 GROUP BY row_id

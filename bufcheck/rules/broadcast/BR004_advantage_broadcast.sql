@@ -20,30 +20,36 @@ SELECT
     any_value(advantage) AS advantage,
     string_agg(DISTINCT what, '; ' ORDER BY what) AS what
 FROM (
-    SELECT row_id, advantage, 'the same at all ' || rows || ' agents of the step' AS what
-    FROM digest JOIN steps USING (episode_id, timestep)
-    WHERE advantage_shared AND agent_min <> agent_max
-        AND (SELECT surprise FROM sharing WHERE quantity = 'advantage') > $surprise
+    SELECT row_id, advantage, 'the same at all ' || agents || ' agents of the step' AS what
+    FROM digest
+    JOIN steps USING (episode_id, timestep)
+    SEMI JOIN (
+        SELECT episode_id, timestep
+        FROM digest
+        WHERE (SELECT surprise FROM sharing WHERE quantity = 'advantage') > $surprise
+        GROUP BY episode_id, timestep
+        HAVING min(advantage) = max(advantage) AND min(advantage) <> 0
+    ) USING (episode_id, timestep)
+    WHERE agents > 1
     UNION ALL
-    SELECT
-        digest.row_id,
-        digest.advantage,
-        'the same in rows ' || runs.first_row || ' to ' || last_row AS what
-    FROM runs
-    JOIN digest AS opening ON opening.row_id = runs.first_row
-    JOIN digest AS closing ON closing.row_id = last_row
-    JOIN episodes AS of_first ON of_first.episode_id = opening.episode_id
-        AND of_first.agent_id = opening.agent_id
-    JOIN episodes AS of_last ON of_last.episode_id = closing.episode_id
-        AND of_last.agent_id = closing.agent_id
-    JOIN digest ON digest.row_id BETWEEN runs.first_row AND last_row
-    WHERE quantity = 'advantage' AND length >= $least_rows AND surprise > $surprise
-        AND NOT (
-            of_first.advantage_constant AND of_last.advantage_constant
-            AND (
-                opening.episode_id = closing.episode_id
-                OR (SELECT min(advantage) <> max(advantage) FROM digest)
+    SELECT row_id, advantage, 'the same in rows ' || first_row || ' to ' || last_row AS what
+    FROM (
+        SELECT unnest(generate_series(runs.first_row, last_row)) AS row_id, runs.first_row, last_row
+        FROM runs
+        JOIN digest AS opening ON opening.row_id = runs.first_row
+        JOIN digest AS closing ON closing.row_id = last_row
+        JOIN episodes AS of_first ON of_first.episode_id = opening.episode_id
+            AND of_first.agent_id = opening.agent_id
+        JOIN episodes AS of_last ON of_last.episode_id = closing.episode_id
+            AND of_last.agent_id = closing.agent_id
+        WHERE quantity = 'advantage' AND length >= $least_rows AND surprise > $surprise
+            AND NOT (
+                of_first.advantage_constant AND of_last.advantage_constant
+                AND (
+                    opening.episode_id = closing.episode_id
+                    OR (SELECT min(advantage) <> max(advantage) FROM digest)
+                )
             )
-        )
+    ) JOIN digest USING (row_id)
 )
 GROUP BY row_id

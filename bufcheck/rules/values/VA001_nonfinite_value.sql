@@ -13,10 +13,14 @@ message = "{what}"
 */
 -- bootstrap_value counts only where it is read: on truncated rows, and on the last stored row of an
 -- (episode, agent) that is not terminated. A logit may be -infinity: that is how masks are written.
-WITH ends AS (
-    SELECT episode_id, agent_id, max(timestep) AS last_step
+WITH suspects AS (
+    SELECT row_id, episode_id, agent_id, timestep, bootstrap_value, terminated, truncated
     FROM digest
-    WHERE (SELECT readable FROM columns WHERE name = 'bootstrap_value')
+    WHERE NOT isfinite(bootstrap_value)
+),
+ends AS (
+    SELECT episode_id, agent_id, max(timestep) AS last_step
+    FROM digest SEMI JOIN suspects USING (episode_id, agent_id)
     GROUP BY ALL
 ),
 judged AS (
@@ -53,12 +57,11 @@ judged AS (
 ),
 bootstrap AS (
     SELECT row_id, 'bootstrap_value is ' || bootstrap_value AS what
-    FROM digest LEFT JOIN ends USING (episode_id, agent_id)
-    WHERE NOT isfinite(bootstrap_value)
-        AND CASE
-            WHEN truncated THEN coalesce($advantage_truncation, 'bootstrap_value') = 'bootstrap_value'
-            ELSE timestep = last_step AND NOT coalesce(terminated, false)
-        END
+    FROM suspects LEFT JOIN ends USING (episode_id, agent_id)
+    WHERE CASE
+        WHEN truncated THEN coalesce($advantage_truncation, 'bootstrap_value') = 'bootstrap_value'
+        ELSE timestep = last_step AND NOT coalesce(terminated, false)
+    END
 )
 SELECT row_id, string_agg(what, ', ' ORDER BY what DESC) AS what
 FROM (SELECT * FROM judged UNION ALL SELECT * FROM bootstrap)

@@ -1,0 +1,157 @@
+"""Speed and memory as ratios within one run: `python benchmarks/run.py [P1 P4 P6 G9] [--rows N]`.
+
+Whole processes are measured (wall time, peak memory of the process and its children), the median of
+three, alternating with their baseline so that a busy machine slows both. Needs `pip install '.[bench]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from make_dump import write
+
+HERE = Path(__file__).parent
+NINE_RULES = (
+    "FIN,positive-log-prob,action-index-out-of-range,subset-length-mismatch,subset-id-out-of-range,"
+    "duplicate-key"
+)
+
+
+class Cost(NamedTuple):
+    seconds: float
+    megabytes: float
+
+
+def run(*command: str) -> Cost:
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = process.stdout, process.stderr
+    assert out is not None
+    assert err is not None
+    text, error = out.read(), err.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - begun
+    if os.waitstatus_to_exitcode(status) != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{text.decode()}{error.decode()}")
+    return Cost(seconds, usage.ru_maxrss / 1024)
+
+
+def medians(times: int, *commands: list[str]) -> list[Cost]:
+    """Runs the commands in turn, so that what else the machine does falls on all of them."""
+    costs: list[list[Cost]] = [[] for _ in commands]
+    for _ in range(times):
+        for cost, command in zip(costs, commands, strict=True):
+            cost.append(run(*command))
+    return [
+        Cost(statistics.median(c.seconds for c in cost), statistics.median(c.megabytes for c in cost))
+        for cost in costs
+    ]
+
+
+def show(name: str, what: str, value: float, limit: float, detail: str) -> bool:
+    held = value <= limit
+    print(
+        f"{name}  {what:58} {value:8.2f}  at most {limit:<7g} {'holds' if held else 'EXCEEDED':8}  {detail}"
+    )
+    return held
+
+
+def p1(folder: Path, rows: int) -> bool:
+    """validate without actor, against a bare read of every column: as bufcheck reads, with nothing done.
+
+    pyarrow's default ways to read are shown beside it; they take several times the memory.
+    """
+    dump = str(folder / "dump.parquet")
+    write(Path(dump), rows)
+    ours, bounded, batches, table = medians(
+        3,
+        ["-m", "bufcheck", "validate", dump],
+        *([str(HERE / "bare_read.py"), how, dump] for how in ("bounded", "batches", "table")),
+    )
+    ratio = ours.seconds / bounded.seconds
+    held = show(
+        "P1", f"validate against a bare read, {rows:,} rows", ratio, 1.5, _beside(ours, bounded)
+    )
+    for name, other in (("batches", batches), ("table", table)):
+        ratio = ours.seconds / other.seconds
+        print(f"    against pyarrow's default {name:32} {ratio:8.2f}  {'':27} {_beside(ours, other)}")
+    return held
+
+
+def _beside(ours: Cost, other: Cost) -> str:
+    return f"{ours.seconds:.2f} s / {other.seconds:.2f} s, {ours.megabytes:.0f} MB / {other.megabytes:.0f} MB"
+
+
+def p4(folder: Path, rows: int) -> bool:
+    """Nine rules, against dataframely on Polars."""
+    dump = str(folder / "dump.parquet")
+    write(Path(dump), rows)
+    ours, peer = medians(
+        3,
+        [
+            "-m",
+            "bufcheck",
+            "validate",
+            dump,
+            "--select",
+            NINE_RULES,
+            "--rules",
+            str(HERE / "nine_rules"),
+        ],
+        [str(HERE / "peer_dataframely.py"), dump],
+    )
+    seconds = f"{ours.seconds:.2f} s / {peer.seconds:.2f} s"
+    memory = f"{ours.megabytes:.0f} MB / {peer.megabytes:.0f} MB"
+    quick = show(
+        "P4", "nine rules against dataframely, time", ours.seconds / peer.seconds, 1.0, seconds
+    )
+    small = show(
+        "P4", "nine rules against dataframely, memory", ours.megabytes / peer.megabytes, 0.5, memory
+    )
+    return quick and small
+
+
+def p6(folder: Path, rows: int) -> bool:
+    """bufcheck --help, against importing click."""
+    ours, bare = medians(15, ["-m", "bufcheck", "--help"], ["-c", "import click"])
+    detail = f"{1000 * ours.seconds:.0f} ms / {1000 * bare.seconds:.0f} ms"
+    return show("P6", "bufcheck --help against import click", ours.seconds / bare.seconds, 2.0, detail)
+
+
+def g9(folder: Path, rows: int) -> bool:
+    """Memory, whatever the row groups."""
+    held = []
+    for count, dim in ((10_000_000, 16), (400_000, 512)):
+        dump = folder / f"{count}.parquet"
+        write(dump, count, dim, one_row_group=True)
+        cost = run("-m", "bufcheck", "validate", str(dump))
+        dump.unlink()
+        what = f"{count:,} rows x {dim} floats in one row group, MB"
+        held.append(show("G9", what, cost.megabytes, 512, f"{cost.seconds:.1f} s"))
+    return all(held)
+
+
+BENCHMARKS: dict[str, Callable[[Path, int], bool]] = {"P1": p1, "P4": p4, "P6": p6, "G9": g9}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default"
+    )
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bufcheck-bench-") as name:
+        results = [BENCHMARKS[n](Path(name), given.rows) for n in given.names or BENCHMARKS]
+    sys.exit(0 if all(results) else 1)
