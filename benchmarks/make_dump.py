@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,7 @@ def write(path: Path, rows: int, dim: int = 64, one_row_group: bool = False) -> 
             writer.write_table(first.cast(schema))
             for table in blocks:
                 writer.write_table(table.cast(schema))
+    os.sync()  # or writing it back would slow whatever is measured next
 
 
 if __name__ == "__main__":

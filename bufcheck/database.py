@@ -130,6 +130,11 @@ class Database:
         finally:
             self.connection.unregister("batches")
 
+    def name_agents(self, names: Iterable[str]) -> None:
+        """Makes the type of `agent_id`, in the order of the names, which is the order of texts."""
+        listed = ", ".join(literal(name) for name in sorted(names))
+        self.execute(f"CREATE TYPE {digest.AGENT_TYPE} AS ENUM ({listed})")
+
     def load_digest(
         self, rows: pa.RecordBatchReader, columns: set[str], facts: frozenset[str], own: Iterable[str]
     ) -> None:

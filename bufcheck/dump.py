@@ -83,6 +83,15 @@ class Dump:
         """The type `batches` gives the column: the widest any file needs."""
         return _widest([c.read_as for c in self.columns[name] if c.read_as is not None])
 
+    def texts_of(self, name: str) -> set[str]:
+        """The different texts of a column; a quick pass, for texts are stored as a dictionary."""
+        found: set[str] = set()
+        for batch in self.batches([name]):
+            found.update(
+                word for word in batch.rows.column(0).dictionary.to_pylist() if word is not None
+            )
+        return found
+
     def batches(self, columns: Sequence[str], ranges: list[Ranges] | None = None) -> Iterator[Batch]:
         """Every row, or those in `ranges` (one list per file), of columns the whole dump `has`."""
         import pyarrow as pa

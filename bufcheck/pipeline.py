@@ -75,6 +75,7 @@ def _load(
 ) -> set[str]:
     """Fills `digest` with what the rules that can run ask for; returns the columns that were read."""
     runnable = [rule for rule in chosen if rules.why_not(rule, dump, database.settings) is None]
+    database.name_agents(dump.texts_of("agent_id") if dump.has("agent_id") else [])
     words = _words(runnable, on_demand=False)
     columns = _digest(database, dump, words, ranges, progress)
     closer = _words(runnable, on_demand=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".pq")
 MAGIC = b"PAR1"
-BATCH_BYTES = 8 << 20
+BATCH_BYTES = 4 << 20
 """Decoded size of a batch; small enough to bound memory, large enough to be quick."""
 ROW_GROUP_ROWS = 1 << 17
 
@@ -160,7 +160,7 @@ def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
             if chunk.path_in_schema.split(".")[0] in columns:
                 stored += max(chunk.total_uncompressed_size, 0)
     rows = sum(meta.row_group(g).num_rows for g in range(min(meta.num_row_groups, 4)))
-    return max(256, min(1 << 16, int(BATCH_BYTES * max(rows, 1) // max(stored, 1))))
+    return max(256, min(1 << 14, int(BATCH_BYTES * max(rows, 1) // max(stored, 1))))
 
 
 def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
