@@ -970,9 +970,9 @@ def _shared_by_agents(
 ) -> Iterator[int]:
     """The rows of steps whose agents all hold the same, if that happens more often than it would
     if values were dealt at random."""
-    joint = [rows for rows in c.steps().values() if len({row["agent_id"] for row in rows} - {None}) > 1]
+    joint = [rows for rows in c.steps().values() if _agents(rows) > 1]
     sharing = [rows for rows in joint if shared(rows)]
-    sizes = Counter(len(rows) for rows in joint)
+    sizes = Counter(_agents(rows) for rows in joint)
     values = [value for value in drawn if value is not None]
     expected = sum(times * _chance_of_coincidence(values, n) for n, times in sizes.items())
     observed = len(sharing)
@@ -981,6 +981,12 @@ def _shared_by_agents(
         surprise = observed * math.log(observed / max(expected, 0.01)) - observed + expected
         if surprise > SURPRISE:
             yield from (row["row_id"] for rows in sharing for row in rows)
+
+
+def _agents(rows: list[Row]) -> int:
+    """How many act in these rows of a step; a row without a name is somebody else's."""
+    names = [row["agent_id"] for row in rows]
+    return len(set(names) - {None}) + names.count(None)
 
 
 def _chance_of_coincidence(values: list[Any], count: int) -> float:
