@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bufcheck import digest, schema, shipped
+from bufcheck import digest, schema, settings, shipped
 
 if TYPE_CHECKING:
     import duckdb
@@ -26,15 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MEMORY_LIMIT = "400MB"
-SAMPLE_ROWS = 50_000
-"""Enough to measure how often values coincide by chance."""
 _GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples"}
-UNIT_ROUNDOFF = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}
 
 
 @cache
@@ -155,13 +147,13 @@ class Database:
         listed = ", ".join(f'{sql} AS "{name}"' for name, sql in ({"row_id": "row_id"} | shown).items())
         self.execute(f"CREATE OR REPLACE VIEW digest AS SELECT {listed} FROM digested")
 
-    def describe(self, dump: Dump, tolerance: float | None) -> None:
+    def describe(self, dump: Dump, rows: int, tolerance: float | None) -> None:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
         import pyarrow as pa
 
         self.load("files", pa.Table.from_pylist(list(_files(dump)), schema=_FILES()))
         self.load("columns", pa.Table.from_pylist(list(_columns(dump)), schema=_COLUMNS()))
-        self.settings = settings_row(dump, tolerance)
+        self.settings = settings.of_dump(dump, rows, tolerance)
         self.load(
             "metadata",
             pa.Table.from_pylist(
@@ -264,54 +256,6 @@ def _columns(dump: Dump) -> Iterator[dict[str, Any]]:
             "fits": not wrong or (not dump.declared and all(c.read_as for c in wrong)),
             "readable": dump.has(name),
         }
-
-
-def settings_row(dump: Dump, tolerance: float | None) -> dict[str, Any]:
-    """The one row of `metadata`: every setting by its name with _ for ., and what follows from it."""
-    row: dict[str, Any] = {}
-    for name, key in schema.load().keys.items():
-        if key.type != "object":
-            row[name.replace(".", "_")] = dump.settings[name]
-    precision = dump.policy["precision"]
-    stored = [schema.type_name(c.type) for c in dump.columns.get("old_log_prob", [])]
-    eps = max(UNIT_ROUNDOFF[t] for t in [precision, *stored] if t in UNIT_ROUNDOFF)
-    coarse = eps > UNIT_ROUNDOFF["float32"]
-    shape = dump.policy["state_shape"]
-    row["policy_state_size"] = None
-    if shape:
-        row["policy_state_size"] = 1
-        for side in shape:
-            row["policy_state_size"] *= side
-    row["policy_subset_all"] = dump.policy["subset"] == "all" or None
-    row["policy_subset_listed"] = dump.policy["subset"] == "listed" or None
-    row["rows"] = dump.rows
-    # A hash below this belongs to a sample of about SAMPLE_ROWS rows.
-    row["sample_below"] = (2**64 - 1) // max(1, dump.rows // SAMPLE_ROWS)
-    row["configured"] = any(k.startswith("policy.") for k in dump.assumed_from_config())
-    row["declared"] = dump.declared
-    row["unit_roundoff"] = eps
-    row["tolerance"] = tolerance if tolerance is not None else (4 * eps if coarse else 1e-4)
-    row["relative_tolerance"] = 0.0 if tolerance is not None else (4 * eps if coarse else 1e-5)
-    return row
-
-
-DERIVED_SETTINGS = (
-    "policy_state_size",
-    "policy_subset_all",
-    "policy_subset_listed",
-    "rows",
-    "sample_below",
-    "configured",
-    "declared",
-    "unit_roundoff",
-    "tolerance",
-    "relative_tolerance",
-)
-SETTINGS = {
-    *(name.replace(".", "_") for name, key in schema.load().keys.items() if key.type != "object"),
-    *DERIVED_SETTINGS,
-}
-"""What SQL may name as $setting."""
 
 
 def _FILES() -> pa.Schema:  # noqa: N802

@@ -186,7 +186,8 @@ def view_columns(columns: set[str], facts: frozenset[str], own: Iterable[str]) -
     for bit, (name, column) in enumerate(schema.load().columns.items()):
         if not column.is_scalar:
             continue
-        view[name] = f'"{name}"'
+        # Narrow integers would overflow in sums and differences.
+        view[name] = f'"{name}"::BIGINT' if column.kind == "int" else f'"{name}"'
         if name not in columns:
             view[name] = f"NULL::{_SQL_TYPES[column.kind]}"
         elif name in FLAGS:
@@ -355,7 +356,9 @@ class Digester:
 
 
 def _filled(column: pa.Array) -> Array:
-    filled = column.fill_null(0) if column.null_count else column
+    import pyarrow as pa
+
+    filled = column.fill_null(pa.scalar(0).cast(column.type)) if column.null_count else column
     numbers: Array = filled.to_numpy(zero_copy_only=False)
     return numbers
 

@@ -53,7 +53,7 @@ def validate(
     dump = open_dump(paths, options.config)
     ranges = sampling.whole_episodes(dump, options.sample) if options.sample else None
     with Database() as database:
-        database.describe(dump, options.tolerance)
+        database.describe(dump, _rows(dump, ranges), options.tolerance)
         columns = _load(database, dump, chosen, ranges, progress)
         outcomes = _run_all(chosen, database, dump)
         known = 0
@@ -117,7 +117,7 @@ def _digest(
         dump
     )
     read = [n for n in dump.columns if n in needed or (whole and dump.has(n))]
-    total = sum(b - a for file in ranges for a, b in file) if ranges is not None else dump.rows
+    total = _rows(dump, ranges)
     failure: list[BaseException] = []
 
     def stream() -> Iterator[pa.RecordBatch]:
@@ -141,6 +141,10 @@ def _digest(
             raise failure[0] from None  # DuckDB words it as its own; the cause is ours
         raise
     return set(read)
+
+
+def _rows(dump: Dump, ranges: list[Ranges] | None) -> int:
+    return dump.rows if ranges is None else sum(b - a for file in ranges for a, b in file)
 
 
 def _own(dump: Dump) -> set[str]:

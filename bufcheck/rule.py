@@ -22,9 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bufcheck import digest, shipped
+from bufcheck import digest, settings, shipped
 from bufcheck.database import (
-    SETTINGS,
     Database,
     fill_in,
     split_header,
@@ -66,9 +65,9 @@ class Rule:
     on_demand: str | None = None
     parameters: dict[str, float | str] = field(default_factory=dict)
 
-    def runnable_sql(self, settings: Mapping[str, Any]) -> str:
+    def runnable_sql(self, values: Mapping[str, Any]) -> str:
         """The SELECT with parameters and settings filled in: what runs, and what the report prints."""
-        return fill_in(self.sql, {**settings, **self.parameters})
+        return fill_in(self.sql, {**values, **self.parameters})
 
 
 @dataclass
@@ -117,7 +116,7 @@ def load_file(file: Path) -> Rule:
     if rule.scope not in SCOPES:
         raise ConfigError(f"{file}: scope must be one of {', '.join(SCOPES)}")
     for name in re.findall(r"\$([a-z_]+)", sql):
-        if name not in rule.parameters and name not in SETTINGS:
+        if name not in rule.parameters and name not in settings.NAMES:
             raise ConfigError(f"{file}: ${name} is neither one of its [parameters] nor a setting")
     return rule
 
@@ -205,35 +204,35 @@ def _words_with_tables(sql: str) -> set[str]:
 # Running
 
 
-def why_not(rule: Rule, dump: Dump, settings: Mapping[str, Any]) -> tuple[str, bool] | None:
+def why_not(rule: Rule, dump: Dump, values: Mapping[str, Any]) -> tuple[str, bool] | None:
     """Why the rule cannot run on this dump, and whether that stands in the way of `pass`."""
     family = "categorical" if dump.policy["distribution"] == "categorical" else "gaussian"
     if rule.applies not in (None, family):
         return f"for {rule.applies} policies only", False
-    if rule.legal_if and settings.get(rule.legal_if):
+    if rule.legal_if and values.get(rule.legal_if):
         return f"{rule.legal_if.replace('_', '.', 1)} declares it legal", False
     for need in rule.needs:
-        if lacking := missing(need, dump, settings):
+        if lacking := missing(need, dump, values):
             return f"needs {lacking[0]}", lacking[1]
     return None
 
 
-def missing(need: str, dump: Dump, settings: Mapping[str, Any]) -> tuple[str, bool] | None:
+def missing(need: str, dump: Dump, values: Mapping[str, Any]) -> tuple[str, bool] | None:
     """What of "table.column | table.column" the dump lacks; None if any alternative is there."""
     lacking: list[tuple[str, bool]] = []
     for way in need.split("|"):
         table, _, name = way.strip().partition(".")
-        lack = _lack(table, name, dump, settings)
+        lack = _lack(table, name, dump, values)
         if lack is None:
             return None
         lacking.append(lack)
     return " or ".join(dict.fromkeys(text for text, _ in lacking)), lacking[0][1]
 
 
-def _lack(table: str, name: str, dump: Dump, settings: Mapping[str, Any]) -> tuple[str, bool] | None:
+def _lack(table: str, name: str, dump: Dump, values: Mapping[str, Any]) -> tuple[str, bool] | None:
     if table == "metadata":
         key = name.replace("_", ".", 1)
-        return (f"{key} in the metadata", True) if settings.get(name) is None else None
+        return (f"{key} in the metadata", True) if values.get(name) is None else None
     if table == "files" and name == "declared_rows":
         told = all(declared_rows(source) is not None for source in dump.sources)
         return None if told else ("`rows` in the metadata of every file", True)
@@ -248,8 +247,8 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
     """Runs one rule and files its findings in the table `findings`."""
     import duckdb
 
-    settings = database.settings
-    if reason := why_not(rule, dump, settings):
+    values = database.settings
+    if reason := why_not(rule, dump, values):
         return Outcome(rule, NOT_CHECKED, *reason)
     try:
         database.prepare_for(rule.sql)
@@ -259,7 +258,7 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
         )
         rows, findings = counted["rows"], counted["rows"] + counted["whole"]
         if not findings:
-            return _unless_wanting(rule, dump, settings)
+            return _unless_wanting(rule, dump, values)
         database.execute(_filing(rule))
         database.show_digest()
         examples = _examples(rule, database)
@@ -271,9 +270,9 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
     return Outcome(rule, FAIL, rows=rows, findings=findings, examples=examples)
 
 
-def _unless_wanting(rule: Rule, dump: Dump, settings: Mapping[str, Any]) -> Outcome:
+def _unless_wanting(rule: Rule, dump: Dump, values: Mapping[str, Any]) -> Outcome:
     for want in rule.wants:
-        if lacking := missing(want, dump, settings):
+        if lacking := missing(want, dump, values):
             return Outcome(rule, NOT_CHECKED, f"found nothing, but needs {lacking[0]}", lacking[1])
     return Outcome(rule, PASS)
 

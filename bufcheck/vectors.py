@@ -198,13 +198,16 @@ def log_prob_of(
     lengths, starts = logits.lengths, logits.offsets[:-1]
     result = np.full(count, np.nan)
     good = (lengths > 0) & (action >= 0) & (action < lengths)
+    for column in (logits, mask):
+        if column is not None and column.null is not None:
+            good &= ~column.null
     values = logits.values.astype(np.float64)
     if mask is not None:
         good &= mask.lengths == lengths
         allowed = np.ones(len(values), bool)
-        rows = np.flatnonzero(good)
-        allowed[_members(starts, lengths, rows)] = mask.values[
-            _members(mask.offsets[:-1], lengths, rows)
+        judged = np.flatnonzero(good)
+        allowed[_members(starts, lengths, judged)] = mask.values[
+            _members(mask.offsets[:-1], lengths, judged)
         ]
         values[~allowed] = -np.inf if masked_logit is None else masked_logit
     if not good.any():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bufcheck import digest, rule, schema, shipped
+from bufcheck import digest, rule, schema, settings, shipped
 from bufcheck.cli import COMMANDS, main
 from bufcheck.database import split_header, table_names
 
@@ -69,7 +69,10 @@ def tables_page() -> str:
         "`row_id`, `code`, `rule`, `severity`, `message` of the rules that ran before.\n",
         "## files, columns, metadata\n",
         "What the dump says of itself. The entries of `metadata` can be named in SQL as `$entry`:",
-        "every key of the schema with `_` for `.`, and what follows from them.",
+        "every key of the schema with `_` for `.`, and:\n",
+        "| setting | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {meaning} |" for name, meaning in settings.DERIVED.items()),
     ]
     return "\n".join(lines) + "\n"
 

@@ -26,13 +26,14 @@ ORDER = [
     ["schema"],
     ["config", "vectors", "format"],
     ["dump", "whole_file"],
-    ["digest", "sampling"],
+    ["digest", "sampling", "settings"],
     ["database"],
     ["rule"],
     ["findings"],
     ["output"],
     ["pipeline", "convert"],
-    ["cli", "__main__"],
+    ["cli"],
+    ["__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 COLLECTIONS = {"formats": "format", "outputs": "output"}

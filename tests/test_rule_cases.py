@@ -345,11 +345,11 @@ def test_printed_sql_returns_the_flagged_rows(rule: rules.Rule, case: Row, tmp_p
     dump = open_dump(write_dump(case, tmp_path), config_of(case))
     chosen = [r for r in rules.built_in() if r.name in (rule.name, *case.get("with", []))]
     with Database() as database:
-        database.describe(dump, None)
+        database.describe(dump, dump.rows, None)
         pipeline._load(database, dump, chosen, None, None)
         pipeline._run_all([r for r in chosen if r is not rule], database, dump)
         printed = rule.runnable_sql(database.settings)
-        database.make_tables_for(printed)
+        database.prepare_for(printed)
         result = database.connection.execute(printed)
         returned = [column[0] for column in result.description]
         found = [row[returned.index("row_id")] for row in result.fetchall()]

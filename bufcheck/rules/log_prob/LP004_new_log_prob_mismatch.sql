@@ -19,4 +19,4 @@ FROM digest
 WHERE isfinite(old_log_prob)
     AND isfinite(new_log_prob)
     AND abs(old_log_prob - new_log_prob)
-        > $tolerance + $relative_tolerance * least(abs(old_log_prob), abs(new_log_prob))
+        > $new_tolerance + $new_relative_tolerance * least(abs(old_log_prob), abs(new_log_prob))

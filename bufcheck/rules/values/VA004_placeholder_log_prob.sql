@@ -33,7 +33,7 @@ near AS MATERIALIZED (
         least(abs(old_log_prob + ln(legal_actions)), abs(old_log_prob + ln(greatest(num_actions, 1))))
             AS from_uniform,
         coalesce(entropy < 1e-4, false) AS certain,
-        coalesce(abs(entropy - ln(legal_actions)) < 1e-4, false) AS uniform
+        coalesce(abs(entropy - ln(legal_actions)) < $entropy_tolerance, false) AS uniform
     FROM judged
     WHERE old_log_prob > -1e-3
         OR $unit_roundoff <= 1e-6
