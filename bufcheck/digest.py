@@ -224,7 +224,7 @@ class Digester:
     dump: Dump
     facts: frozenset[str]
     own: frozenset[str] = frozenset()
-    """Columns outside the schema that some rule reads."""
+    """Columns outside the schema, and vectors, that some rule reads as they are."""
     file: int = -1
     row: int = -1
     key: tuple[Any, Any, Any] | None = None
@@ -261,9 +261,9 @@ class Digester:
                 self._compare_scalar(name, rows, flags)
             else:
                 opened[name] = vectors.open_rows(rows.column(name))
-                if column.is_ragged:
+                if column.is_ragged or name in self.own:
                     made[name] = rows.column(name)
-                else:
+                if column.is_vector:
                     made |= self._of_vector(name, opened[name], flags)
         made |= self._of_ragged(rows, opened, flags)
         made["null_bits"] = _null_bits(rows, opened)

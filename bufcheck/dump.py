@@ -106,7 +106,7 @@ class Dump:
 def open_dump(paths: Sequence[str], config: Config | None = None) -> Dump:
     config = config or Config()
     found = _expand(paths)
-    sources = [formats.open_source(path) for path, _ in found]
+    sources = [formats.open_source(path, config.columns) for path, _ in found]
     starts, rows = [], 0
     for source in sources:
         starts.append(rows)

@@ -3,7 +3,7 @@
 A format is one module in `formats/` with three functions:
 
     recognises(file)                                  does this open binary file hold it?
-    open_source(path)                                 -> Source
+    open_source(path, names)                          -> Source; names: what columns are called there
     write(path, schema, batches, metadata)            -> rows written
 
 and a tuple `SUFFIXES`, the first of which names its files. Only content decides what a file is.
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bufcheck.errors import ReadError, UsageError
@@ -80,7 +81,7 @@ def has_known_suffix(path: Path) -> bool:
     return any(path.suffix.lower() in member(name).SUFFIXES for name in names())
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> Source:
     if path.exists() and not path.is_file():
         raise ReadError(f"{path}: not a regular file", "bufcheck reads a dump more than once")
     try:
@@ -92,7 +93,7 @@ def open_source(path: Path) -> Source:
         raise ReadError(f"{path}: the file is empty", "was the trainer stopped before it wrote?")
     if name is None:
         raise ReadError(f"{path}: {_what_it_looks_like(path)}", f"bufcheck reads {_known()}")
-    source: Source = member(name).open_source(path)
+    source: Source = member(name).open_source(path, names)
     return source
 
 

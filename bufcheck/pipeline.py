@@ -88,7 +88,9 @@ def _load(
 
 
 def _words(runnable: list[Rule], *, on_demand: bool) -> set[str]:
-    return set().union(*(rules.words_used(rule, on_demand=on_demand) for rule in runnable))
+    """What the rules' SQL names, and `samples.column` for each vector that one wants as it is."""
+    vectors = (need for rule in runnable for need in rule.needs if need.startswith("samples."))
+    return set(vectors).union(*(rules.words_used(rule, on_demand=on_demand) for rule in runnable))
 
 
 def _has_rows(database: Database, table: str | None) -> bool:
@@ -110,7 +112,7 @@ def _digest(
     import pyarrow as pa
 
     facts = digest.facts_used(words)
-    own = frozenset(n for n in dump.columns if n.startswith(schema.OWN_COLUMN) and n in words)
+    own = frozenset(n for n in _own(dump) if n in words) | _vectors_kept(words)
     needed = {n for n in digest.columns_used(words) | set(_KEYS) | own if dump.has(n)}
     # Reading a page verifies its checksum, so a whole check reads the columns no rule needs too.
     whole = dump.integrity == VERIFIED and needed >= {n for n in dump.columns if dump.has(n)} - _own(
@@ -145,6 +147,14 @@ def _digest(
 
 def _rows(dump: Dump, ranges: list[Ranges] | None) -> int:
     return dump.rows if ranges is None else sum(b - a for file in ranges for a, b in file)
+
+
+def _vectors_kept(words: set[str]) -> set[str]:
+    return {
+        c.name
+        for c in schema.load().columns.values()
+        if f"samples.{c.name}" in words and not c.is_scalar
+    }
 
 
 def _own(dump: Dump) -> set[str]:

@@ -179,6 +179,16 @@ def test_foreign_file_becomes_a_dump(tmp_path: Path) -> None:
     assert report["dump"]["integrity"] == "verified"
 
 
+def test_padded_columns_are_cut_whatever_they_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["k"] = np.array([2, 1, 3], "i4")
+        file["legal"] = np.array([[5, 6, 0], [7, 0, 0], [1, 2, 3]], "i4")
+    config = Config(columns={"num_actions": "k", "subset_indices": "legal"})
+    [batch] = open_dump([str(path)], config).batches(["subset_indices"])
+    assert batch.rows.column(0).to_pylist() == [[5, 6], [7], [1, 2, 3]]
+
+
 def test_a_mapping_to_a_column_that_is_not_there(tmp_path: Path) -> None:
     foreign(tmp_path / "foreign.parquet")
     (tmp_path / "bufcheck.toml").write_text('[columns]\nreward = "prize"\n')

@@ -237,6 +237,14 @@ def test_a_teams_own_rules(tmp_path: Path) -> None:
     assert "its SQL failed" in refused(bufcheck("validate", HEALTHY, "--rules", folder))
 
 
+def test_a_teams_rule_may_read_vectors(tmp_path: Path) -> None:
+    rule = OWN_RULE.replace("x_note", "state_embed").replace("length(state_embed)", "state_embed[1]")
+    (tmp_path / "OWN01_x.sql").write_text(rule.replace("least = 8", "least = 0.5"))
+    ran = bufcheck("validate", HEALTHY, "--rules", tmp_path, "--select", "OWN01", "--format", "json")
+    rows = pq.read_table(HEALTHY).to_pylist()
+    assert failing(ran.report)["note-is-short"] == sum(r["state_embed"][0] < 0.5 for r in rows)
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -109,7 +109,7 @@ def _answer(request: dict[str, Any]) -> Iterator[Frame]:
     path = Path(request["path"])
     with h5py.File(path, "r") as file:
         root = _hdf5_layout.Walk(path.stat().st_size).root(file)
-        columns = _hdf5_recognise.columns(root, set(request["ragged"]))
+        columns = _hdf5_recognise.columns(root, set(request["ragged"]), request["lengths"])
         if "columns" not in request:
             yield b"D", json.dumps(_describe(root, columns)).encode()
             return

@@ -27,9 +27,9 @@ MAX_METADATA = 16 << 20
 MAX_SCHEMA = 1 << 20
 
 
-def columns(root: Folder, ragged: set[str]) -> dict[str, Column]:
+def columns(root: Folder, ragged: set[str], lengths_in: str) -> dict[str, Column]:
     """Every column of the file, in file order. What is no column is left out."""
-    lengths = _lengths(root.children.get("num_actions"))
+    lengths = _lengths(root.children.get(lengths_in))
     found: dict[str, Column] = {}
     for link, item in root.children.items():
         owner = item.group if isinstance(item, Folder) else h5py.Dataset(_open(item))

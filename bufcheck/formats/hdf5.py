@@ -8,11 +8,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from bufcheck import schema as experience
 from bufcheck.errors import ReadError, WriteError
 from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
 
@@ -36,14 +38,14 @@ def recognises(file: BinaryIO) -> bool:
     return False
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> Source:
     import pyarrow as pa
 
     from bufcheck.formats import _hdf5_server as server
 
     child = server.acquire()
     try:
-        child.ask(path, _request(path), STALL_SECONDS)
+        child.ask(path, _request(path, names), STALL_SECONDS)
         found = json.loads(child.answer(path, STALL_SECONDS)[1].to_pybytes())
     finally:
         server.release(child)
@@ -56,7 +58,7 @@ def open_source(path: Path) -> Source:
         schema=schema,
         rows=rows,
         metadata=None if found["metadata"] is None else base64.b64decode(found["metadata"]),
-        read=partial(_read, path, schema),
+        read=partial(_read, path, names, schema),
         integrity=VERIFIED if found["verified"] else NOT_VERIFIABLE,
         uneven={name: length for name, length in lengths.items() if length > rows},
     )
@@ -73,7 +75,11 @@ def write(
 
 
 def _read(
-    path: Path, schema: pa.Schema, columns: list[str], ranges: Ranges | None
+    path: Path,
+    names: Mapping[str, str],
+    schema: pa.Schema,
+    columns: list[str],
+    ranges: Ranges | None,
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
@@ -84,7 +90,7 @@ def _read(
     rows = None if ranges is None else [(int(start), int(stop)) for start, stop in ranges]
     child = server.acquire()
     try:
-        child.ask(path, _request(path, columns=columns, ranges=rows), STALL_SECONDS)
+        child.ask(path, _request(path, names, columns=columns, ranges=rows), STALL_SECONDS)
         while (frame := child.answer(path, STALL_SECONDS))[0] == b"B":
             with pa.ipc.open_stream(frame[1]) as stream:
                 batch = stream.read_next_batch()
@@ -94,19 +100,17 @@ def _read(
         server.release(child)  # left early, it would wait for ever with the rest of its answer
 
 
-def _request(path: Path, **more: Any) -> dict[str, Any]:
+def _request(path: Path, names: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    ragged = [column.name for column in experience.load().columns.values() if column.is_ragged]
     return {
         "path": os.path.abspath(path),
-        "ragged": sorted(_ragged_columns()),
+        # A file may hold these padded, to be cut to the length that num_actions gives.
+        "ragged": [names.get(name, name) for name in ragged],
+        "lengths": names.get("num_actions", "num_actions"),
         # Long after the watchdog here would have acted: it works when this process is gone.
         "deadline": int(STALL_SECONDS) * 2 + 20,
         **more,
     }
-
-
-def _ragged_columns() -> set[str]:
-    """The columns whose rows differ in length, though a file may hold them padded."""
-    return {"subset_indices", "action_mask", "logits"}
 
 
 def _same_types(path: Path, expected: pa.Schema, seen: pa.Schema) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bufcheck.errors import ReadError
@@ -32,7 +33,7 @@ def recognises(file: BinaryIO) -> bool:
     return file.read(4) == MAGIC
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> Source:
     import pyarrow as pa
 
     try:
