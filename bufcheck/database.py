@@ -151,8 +151,8 @@ class Database:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
         import pyarrow as pa
 
-        self.load("files", pa.Table.from_pylist(list(_files(dump)), schema=_FILES()))
-        self.load("columns", pa.Table.from_pylist(list(_columns(dump)), schema=_COLUMNS()))
+        self.load("files", pa.Table.from_pylist(list(_files(dump)), schema=_files_schema()))
+        self.load("columns", pa.Table.from_pylist(list(_columns(dump)), schema=_columns_schema()))
         self.settings = settings.of_dump(dump, rows, tolerance)
         self.load(
             "metadata",
@@ -258,7 +258,7 @@ def _columns(dump: Dump) -> Iterator[dict[str, Any]]:
         }
 
 
-def _FILES() -> pa.Schema:  # noqa: N802
+def _files_schema() -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema(
@@ -275,7 +275,7 @@ def _FILES() -> pa.Schema:  # noqa: N802
     )
 
 
-def _COLUMNS() -> pa.Schema:  # noqa: N802
+def _columns_schema() -> pa.Schema:
     import pyarrow as pa
 
     text, flag, number = pa.string(), pa.bool_(), pa.int64()

@@ -7,19 +7,17 @@ knows which file a column came from or what it was called there.
 
 from __future__ import annotations
 
-import glob
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
 
 from bufcheck import format as formats
 from bufcheck import schema
 from bufcheck.config import NAME as CONFIG_NAME
 from bufcheck.config import Config
-from bufcheck.errors import ReadError, SchemaError, UsageError
+from bufcheck.errors import ReadError, SchemaError
+from bufcheck.files import files_of
 from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ class Dump:
 
 def open_dump(paths: Sequence[str], config: Config | None = None) -> Dump:
     config = config or Config()
-    found = _expand(paths)
+    found = files_of(paths)
     sources = [formats.open_source(path, config.columns) for path, _ in found]
     starts, rows = [], 0
     for source in sources:
@@ -125,65 +123,6 @@ def open_dump(paths: Sequence[str], config: Config | None = None) -> Dump:
     )
     _refuse_the_unrelated(dump)
     return dump
-
-
-# Which files
-
-
-def _expand(paths: Sequence[str]) -> list[tuple[Path, dict[str, str]]]:
-    """The files meant, each with the columns its Hive folders (key=value) give it."""
-    found: list[tuple[Path, dict[str, str]]] = []
-    for given in paths:
-        if re.match(r"[a-z][a-z0-9+.-]+://", given, re.IGNORECASE):
-            raise ReadError(
-                f"{given}: bufcheck reads local files",
-                "copy it here first (aws s3 cp, gcloud storage cp, curl -O, …)",
-            )
-        path = Path(given)
-        if path.is_dir():
-            found += _in_folder(path)
-        elif path.exists():
-            found.append((path, {}))
-        elif glob.has_magic(given):
-            matches = sorted(glob.glob(given, recursive=True), key=_natural)
-            if not matches:
-                raise ReadError(f"{given}: no file matches")
-            found += [(Path(m), {}) for m in matches if not Path(m).is_dir()]
-        else:
-            raise ReadError(f"{given}: no such file or folder")
-    seen: set[Path] = set()
-    for path, _ in found:
-        if path.resolve() in seen:
-            raise UsageError(f"{path}: given twice")
-        seen.add(path.resolve())
-    return found
-
-
-def _in_folder(folder: Path) -> list[tuple[Path, dict[str, str]]]:
-    found = []
-    for path in folder.rglob("*"):
-        relative = path.relative_to(folder)
-        if any(part[0] in "._" for part in relative.parts) or not path.is_file():
-            continue
-        # A file that only claims a format by its suffix is kept, to fail loudly when opened.
-        if formats.has_known_suffix(path) or (path.stat().st_size and formats.of_file(path)):
-            found.append((path, _hive(relative)))
-    if not found:
-        raise ReadError(f"{folder}: no Parquet or HDF5 file in this folder")
-    return sorted(found, key=lambda entry: _natural(str(entry[0].relative_to(folder))))
-
-
-def _natural(text: str) -> list[tuple[int, int, str]]:
-    return [
-        (0, int(part), part) if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", text)
-        if part
-    ]
-
-
-def _hive(relative: Path) -> dict[str, str]:
-    pairs = [part.split("=", 1) for part in relative.parts[:-1] if "=" in part]
-    return {name: unquote(value) for name, value in pairs}
 
 
 # What the files say of themselves

@@ -15,6 +15,7 @@ from bufcheck import __version__, digest, findings, sampling, schema
 from bufcheck import rule as rules
 from bufcheck.config import Config
 from bufcheck.database import Database
+from bufcheck.digester import Digester
 from bufcheck.dump import Dump, open_dump
 from bufcheck.format import VERIFIED, Ranges
 
@@ -124,7 +125,7 @@ def _digest(
 
     def stream() -> Iterator[pa.RecordBatch]:
         try:
-            digester = digest.Digester(dump, facts, own)
+            digester = Digester(dump, facts, own)
             for batch in digester.digest(prefetch(dump.batches(read, ranges))):
                 yield batch
                 if progress:
