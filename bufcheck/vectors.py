@@ -87,8 +87,7 @@ def nonfinite_and_zero(rows: Rows) -> tuple[Array, Array]:
         bad = count_true(~np.isfinite(rows.values), rows.offsets) > 0
         return bad, (count_true(rows.values != 0, rows.offsets) == 0) & (rows.lengths > 0)
     table = rows.values.reshape(-1, width)
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.einsum("ij,ij->i", table, table)
+    squares = np.einsum("ij,ij->i", table, table)
     bad, zero = ~np.isfinite(squares), squares == 0
     bad[bad] = ~np.isfinite(table[bad]).all(axis=1)
     zero[zero] = (table[zero] == 0).all(axis=1)
@@ -216,11 +215,10 @@ def log_prob_of(
     rows = np.flatnonzero(good)
     values = values[_members(starts, lengths, rows)]
     begins = np.concatenate([[0], np.cumsum(lengths[rows])[:-1]])
-    with np.errstate(all="ignore"):
-        top = np.maximum.reduceat(values, begins)
-        shifted = values - np.repeat(top, lengths[rows])
-        total = np.log(np.add.reduceat(np.exp(shifted), begins))
-        result[rows] = shifted[begins + action[rows]] - total
+    top = np.maximum.reduceat(values, begins)
+    shifted = values - np.repeat(top, lengths[rows])
+    total = np.log(np.add.reduceat(np.exp(shifted), begins))
+    result[rows] = shifted[begins + action[rows]] - total
     return result
 
 
