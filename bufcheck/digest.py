@@ -43,11 +43,12 @@ def _vector(column: str, prefix: str) -> list[Fact]:
 
 def _ragged(column: str, prefix: str) -> list[Fact]:
     source = ((column,),)
+    # DuckDB hashes [5] and [0, 5] alike, so the length is hashed too.
+    null = 1 << list(schema.load().columns).index(column)
+    hashed = f"CASE WHEN null_bits & {null} = 0 THEN hash(len({column}), {column}) END"
     return [
         Fact(f"{prefix}_len", source, "INTEGER", f"len({column})", f"how many entries {column} has"),
-        Fact(
-            f"{prefix}_hash", source, "UBIGINT", f"hash({column})", f"equal where {column} is, in order"
-        ),
+        Fact(f"{prefix}_hash", source, "UBIGINT", hashed, f"equal where {column} is, in order"),
     ]
 
 

@@ -89,10 +89,9 @@ class Digester:
 
         prefix = digest.PREFIX.get(name, name)
         bad, zero = vectors.nonfinite_and_zero(rows)
-        present = True if rows.null is None else ~rows.null
-        flags |= {f"{prefix}_nonfinite": bad & present, f"{prefix}_zero": zero & present}
+        flags |= {f"{prefix}_nonfinite": bad & rows.present, f"{prefix}_zero": zero & rows.present}
         if name == "state_embed" and "state_repeats" in self.facts:
-            flags["state_repeats"] = self._repeats(name, rows) & present
+            flags["state_repeats"] = self._repeats(name, rows)
         lengths = pa.array(rows.lengths, pa.int32(), mask=rows.null)
         return {f"{prefix}_len": lengths, f"{prefix}_bytes": vectors.as_bytes(rows)}
 
@@ -100,21 +99,26 @@ class Digester:
         self, rows: pa.RecordBatch, opened: dict[str, Rows], flags: dict[str, Array]
     ) -> dict[str, Any]:
         import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
         made: dict[str, Any] = {}
         policy = self.dump.policy
         subset, mask, logits = (opened.get(n) for n in ("subset_indices", "action_mask", "logits"))
         if subset and "subset_stray" in self.facts:
             made["subset_stray"] = vectors.stray(subset, policy["action_space"])
+            if subset.null is not None:
+                made["subset_stray"] = pc.if_else(pa.array(subset.null), None, made["subset_stray"])
         if subset and "subset_duplicate" in self.facts:
-            flags["subset_duplicate"] = vectors.has_duplicate(subset)
+            flags["subset_duplicate"] = vectors.has_duplicate(subset) & subset.present
         if subset and "subset_repeats" in self.facts:
             flags["subset_repeats"] = self._repeats("subset_indices", subset)
         if mask:
-            made["mask_legal"] = vectors.count_true(mask.values, mask.offsets)
+            legal = vectors.count_true(mask.values, mask.offsets)
+            made["mask_legal"] = pa.array(legal, mask=mask.null)
         if logits:
             wrong = np.isnan(logits.values) | np.isposinf(logits.values)
-            flags["logits_nonfinite"] = vectors.count_true(wrong, logits.offsets) > 0
+            flags["logits_nonfinite"] = (vectors.count_true(wrong, logits.offsets) > 0) & logits.present
         if logits and "logits_log_prob" in self.facts and "action_index" in rows.schema.names:
             index = rows.column("action_index").fill_null(-1).to_numpy(zero_copy_only=False)
             made["logits_log_prob"] = vectors.log_prob_of(
@@ -125,6 +129,11 @@ class Digester:
     def _repeats(self, name: str, rows: Rows) -> Array:
         found = vectors.repeats(rows, self.before.get(name))
         self.before[name] = rows.row(len(rows.offsets) - 2)
+        if rows.null is not None:  # what is null repeats nothing, and nothing repeats it
+            found &= ~rows.null
+            found[1:] &= ~rows.null[:-1]
+            if rows.null[-1]:
+                del self.before[name]
         return found
 
     def _key_order(self, rows: pa.RecordBatch) -> pa.Array:

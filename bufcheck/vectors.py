@@ -24,6 +24,13 @@ class Rows(NamedTuple):
     """Rows that are null or hold a null; None where there are none."""
     width: int | None = None
     """The length every row has; None where they differ."""
+    fixed: bool = False
+    """Whether the column's type says so, in every batch."""
+
+    @property
+    def present(self) -> Array | bool:
+        """Rows without a null; True where all are."""
+        return True if self.null is None else ~self.null
 
     @property
     def lengths(self) -> Array:
@@ -52,7 +59,8 @@ def open_rows(array: pa.Array) -> Rows:
         holes = count_true(child.is_null().to_numpy(zero_copy_only=False), offsets) > 0
         null = holes if null is None else null | holes
         child = child.fill_null(False if pa.types.is_boolean(child.type) else 0)
-    return Rows(child.to_numpy(zero_copy_only=False), offsets, null, width)
+    fixed = pa.types.is_fixed_size_list(array.type)
+    return Rows(child.to_numpy(zero_copy_only=False), offsets, null, width, fixed)
 
 
 def count_true(flags: Array, offsets: Array) -> Array:
@@ -69,7 +77,7 @@ def as_bytes(rows: Rows) -> pa.Array:
 
     values = np.ascontiguousarray(rows.values)
     count = len(rows.offsets) - 1
-    if rows.width:
+    if rows.fixed and rows.width:  # one type for all batches, or DuckDB misreads the later ones
         kind = pa.binary(rows.width * values.itemsize)
         return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
     ends = pa.py_buffer((rows.offsets * values.itemsize).astype(np.int64))

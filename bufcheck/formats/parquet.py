@@ -170,6 +170,8 @@ def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
     size = path.stat().st_size
     with path.open("rb") as file:
         for group in range(meta.num_row_groups):
+            if meta.row_group(group).num_rows == 0:
+                continue  # no pages: a file that holds no rows
             for index in range(meta.num_columns):
                 chunk = meta.row_group(group).column(index)
                 offset = chunk.dictionary_page_offset or chunk.data_page_offset

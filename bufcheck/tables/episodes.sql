@@ -28,7 +28,7 @@ grouped AS (
         sum(reward) AS reward_sum,
         min(policy_version) AS version_min,
         max(policy_version) AS version_max,
-        min(state_hash) = max(state_hash) AS state_constant,
+        min(state_hash) = max(state_hash) AND count(state_hash) = count(*) AS state_constant,
         min(advantage) = max(advantage) AS advantage_constant
     FROM digest
     WHERE episode_id IS NOT NULL AND timestep IS NOT NULL AND agent_id IS NOT NULL

@@ -14,12 +14,12 @@ WITH sampled AS (
     WHERE hash(row_id) <= $sample_below
 ),
 occurring AS (
-    SELECT 'state' AS quantity, count(*) AS times FROM sampled GROUP BY state_hash
+    SELECT 'state' AS quantity, count(*) AS times FROM sampled WHERE state_hash IS NOT NULL GROUP BY state_hash
     UNION ALL
-    SELECT 'subset', count(*) FROM sampled GROUP BY subset_hash
+    SELECT 'subset', count(*) FROM sampled WHERE subset_hash IS NOT NULL GROUP BY subset_hash
     UNION ALL
     SELECT 'log-prob', count(*) FROM sampled
-    WHERE legal_actions IS DISTINCT FROM 1 GROUP BY old_log_prob
+    WHERE legal_actions IS DISTINCT FROM 1 AND old_log_prob IS NOT NULL GROUP BY old_log_prob
     UNION ALL
     SELECT 'advantage', count(*) FROM sampled WHERE advantage <> 0 GROUP BY advantage
 ),
@@ -33,20 +33,22 @@ sampled_steps AS (
 common AS (
     SELECT
         agents,
-        min(state_hash) = max(state_hash) AS state,
-        min(subset_hash) = max(subset_hash) AS subset,
+        min(state_hash) = max(state_hash) AND count(state_hash) = count(*) AS state,
+        min(subset_hash) = max(subset_hash) AND count(subset_hash) = count(*) AS subset,
         -- Where one action was possible, log-prob 0 says nothing; and one actor in one context gives
         -- one log-prob rightly.
         min(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
         = max(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
         AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1) > 1
+        AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1 AND old_log_prob IS NULL) = 0
         AND NOT (
-            min(state_hash) = max(state_hash)
+            coalesce(min(state_hash) = max(state_hash), false) AND count(state_hash) = count(*)
             AND coalesce(min(subset_hash) = max(subset_hash), true)
             AND coalesce(min(action_index) = max(action_index), true)
             AND coalesce(min(action_hash) = max(action_hash), true)
         ) AS log_prob,
-        min(advantage) = max(advantage) AND min(advantage) <> 0 AS advantage
+        min(advantage) = max(advantage) AND min(advantage) <> 0
+        AND count(advantage) = count(*) AS advantage
     FROM digest JOIN sampled_steps USING (episode_id, timestep)
     GROUP BY episode_id, timestep, agents
 ),

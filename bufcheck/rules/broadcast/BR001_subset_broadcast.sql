@@ -25,7 +25,7 @@ FROM (
         FROM digest
         WHERE (SELECT surprise FROM sharing WHERE quantity = 'subset') > $surprise
         GROUP BY episode_id, timestep
-        HAVING min(subset_hash) = max(subset_hash)
+        HAVING min(subset_hash) = max(subset_hash) AND count(subset_hash) = count(*)
     ) USING (episode_id, timestep)
     WHERE agents > 1
     UNION ALL

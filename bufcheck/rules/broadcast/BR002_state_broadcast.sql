@@ -24,7 +24,7 @@ FROM (
         FROM digest
         WHERE (SELECT surprise FROM sharing WHERE quantity = 'state') > $surprise
         GROUP BY episode_id, timestep
-        HAVING min(state_hash) = max(state_hash)
+        HAVING min(state_hash) = max(state_hash) AND count(state_hash) = count(*)
     ) USING (episode_id, timestep)
     WHERE agents > 1
     UNION ALL

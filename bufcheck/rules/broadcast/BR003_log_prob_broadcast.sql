@@ -29,8 +29,9 @@ FROM (
         HAVING min(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
             = max(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
             AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1) > 1
+        AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1 AND old_log_prob IS NULL) = 0
             AND NOT (
-                min(state_hash) = max(state_hash)
+                coalesce(min(state_hash) = max(state_hash), false) AND count(state_hash) = count(*)
                 AND coalesce(min(subset_hash) = max(subset_hash), true)
                 AND coalesce(min(action_index) = max(action_index), true)
                 AND coalesce(min(action_hash) = max(action_hash), true)

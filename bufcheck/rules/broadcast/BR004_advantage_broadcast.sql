@@ -29,6 +29,7 @@ FROM (
         WHERE (SELECT surprise FROM sharing WHERE quantity = 'advantage') > $surprise
         GROUP BY episode_id, timestep
         HAVING min(advantage) = max(advantage) AND min(advantage) <> 0
+            AND count(advantage) = count(*)
     ) USING (episode_id, timestep)
     WHERE agents > 1
     UNION ALL
@@ -38,17 +39,18 @@ FROM (
         FROM runs
         JOIN digest AS opening ON opening.row_id = runs.first_row
         JOIN digest AS closing ON closing.row_id = last_row
-        JOIN episodes AS of_first ON of_first.episode_id = opening.episode_id
+        LEFT JOIN episodes AS of_first ON of_first.episode_id = opening.episode_id
             AND of_first.agent_id = opening.agent_id
-        JOIN episodes AS of_last ON of_last.episode_id = closing.episode_id
+        LEFT JOIN episodes AS of_last ON of_last.episode_id = closing.episode_id
             AND of_last.agent_id = closing.agent_id
         WHERE quantity = 'advantage' AND length >= $least_rows AND surprise > $surprise
-            AND NOT (
+            AND NOT coalesce(
                 of_first.advantage_constant AND of_last.advantage_constant
                 AND (
                     opening.episode_id = closing.episode_id
                     OR (SELECT min(advantage) <> max(advantage) FROM digest)
-                )
+                ),
+                false
             )
     ) JOIN digest USING (row_id)
 )

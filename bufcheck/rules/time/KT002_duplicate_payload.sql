@@ -39,7 +39,8 @@ meetings AS (
 tested AS (
     SELECT
         count(*) AS meetings,
-        count(*) FILTER (WHERE payload = payload_before) / nullif(count(*), 0) AS observed,
+        count(*) FILTER (WHERE payload = payload_before) AS repeated,
+        repeated / nullif(count(*), 0) AS observed,
         greatest(avg(chance_before), 1e-6) AS expected
     FROM meetings
     WHERE meeting = 2 AND chance_before < 0.999 AND NOT coalesce(same_key, false)
@@ -47,7 +48,7 @@ tested AS (
 -- Hoeffding: the chance of so large a share is at most exp(-n KL(observed || expected)).
 fired AS MATERIALIZED (
     SELECT
-        meetings * observed >= $least_rows
+        repeated >= $least_rows
         AND observed > expected
         AND meetings * (
             observed * ln(observed / expected)

@@ -15,7 +15,7 @@ WITH broken AS (
     SELECT episode_id
     FROM steps
     GROUP BY episode_id
-    HAVING max(timestep) - min(timestep) + 1 > count(*)
+    HAVING max(timestep)::HUGEINT - min(timestep) + 1 > count(*)
 ),
 ordered AS (
     SELECT
@@ -27,4 +27,4 @@ ordered AS (
 )
 SELECT first_row AS row_id, episode_id, before, timestep
 FROM ordered
-WHERE timestep - before > 1
+WHERE timestep::HUGEINT - before > 1

@@ -16,7 +16,7 @@ message = "agent {agent_id} {what}"
 WITH holes AS (
     SELECT episode_id, agent_id
     FROM episodes
-    WHERE last_step - first_step + 1 > steps
+    WHERE last_step::HUGEINT - first_step + 1 > steps
 ),
 agent_steps AS (
     SELECT episode_id, agent_id, timestep, min(row_id) AS row_id
@@ -34,7 +34,7 @@ skipped AS (
     JOIN steps
         ON steps.episode_id = ordered.episode_id
         AND steps.timestep > before AND steps.timestep < ordered.timestep
-    WHERE ordered.timestep - before > 1
+    WHERE ordered.timestep::HUGEINT - before > 1
     GROUP BY ALL
 ),
 lasting AS (
@@ -48,7 +48,7 @@ left_early AS (
         AND (SELECT bool_or(readable) FROM columns WHERE name IN ('terminated', 'truncated'))
 ),
 last_rows AS (
-    SELECT min(row_id) AS row_id, agent_id, left_early.last_step, episode_end
+    SELECT min(row_id) AS row_id, episode_id, agent_id, left_early.last_step, episode_end
     FROM digest JOIN left_early USING (episode_id, agent_id)
     WHERE timestep = left_early.last_step
     GROUP BY ALL

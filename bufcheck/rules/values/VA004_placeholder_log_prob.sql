@@ -30,7 +30,7 @@ near AS MATERIALIZED (
         old_log_prob,
         legal_actions,
         old_log_prob = 0 AS is_zero,
-        least(abs(old_log_prob + ln(legal_actions)), abs(old_log_prob + ln(greatest(num_actions, 1))))
+        least(abs(old_log_prob + ln(legal_actions)), abs(old_log_prob + ln(CASE WHEN num_actions > 1 THEN num_actions ELSE legal_actions END)))
             AS from_uniform,
         coalesce(entropy < 1e-4, false) AS certain,
         coalesce(abs(entropy - ln(legal_actions)) < $entropy_tolerance, false) AS uniform
@@ -39,7 +39,7 @@ near AS MATERIALIZED (
         OR $unit_roundoff <= 1e-6
         AND (
             abs(old_log_prob + ln(legal_actions)) <= 1e-4
-            OR abs(old_log_prob + ln(greatest(num_actions, 1))) <= 1e-4
+            OR abs(old_log_prob + ln(CASE WHEN num_actions > 1 THEN num_actions ELSE legal_actions END)) <= 1e-4
         )
 ),
 counted AS (
@@ -65,7 +65,7 @@ sampled AS MATERIALIZED (
             $unit_roundoff <= 1e-6
             AND least(
                 abs(old_log_prob + ln(legal_actions)),
-                abs(old_log_prob + ln(greatest(num_actions, 1)))
+                abs(old_log_prob + ln(CASE WHEN num_actions > 1 THEN num_actions ELSE legal_actions END))
             ) <= 1e-6
         )
 ),
@@ -116,6 +116,6 @@ WHERE (SELECT count(*) FROM atoms) = 1
         $unit_roundoff <= 1e-6
         AND least(
             abs(old_log_prob + ln(legal_actions)),
-            abs(old_log_prob + ln(greatest(num_actions, 1)))
+            abs(old_log_prob + ln(CASE WHEN num_actions > 1 THEN num_actions ELSE legal_actions END))
         ) <= 1e-6
     )
