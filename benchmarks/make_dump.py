@@ -1,11 +1,13 @@
 """Writes a large healthy dump: `python benchmarks/make_dump.py OUT ROWS [--dim D] [--one-row-group]`.
 
-Four agents, episodes of 100 steps, 64 actions of which each sample is offered 2 to 16.
+Four agents, episodes of 100 steps, 64 actions of which each sample is offered 2 to 16. With
+`--actor FILE.safetensors` a network of two hidden layers of 64 acted, and is written there.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from pathlib import Path
@@ -14,11 +16,55 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-AGENTS, STEPS, ACTIONS = ["a", "b", "c", "d"], 100, 64
+AGENTS, STEPS, ACTIONS, HIDDEN = ["a", "b", "c", "d"], 100, 64, 64
 BLOCK = 1 << 17
 
 
-def block(start: int, count: int, dim: int, rng: np.random.Generator) -> pa.Table:
+def network(dim: int) -> list[np.ndarray]:
+    """Weights of dim → 64 → 64 → ACTIONS, with ReLU between."""
+    rng = np.random.default_rng(1)
+    sizes = [dim, HIDDEN, HIDDEN, ACTIONS]
+    pairs = itertools.pairwise(sizes)
+    return [(rng.standard_normal((a, b)) / np.sqrt(a)).astype(np.float32) for a, b in pairs]
+
+
+def save_network(path: Path, weights: list[np.ndarray]) -> None:
+    from safetensors.numpy import save_file
+
+    layers: list[dict[str, object]] = []
+    for weight in weights:
+        size = {"in_features": weight.shape[0], "out_features": weight.shape[1], "bias": False}
+        layers += [{"type": "Linear", **size}, {"type": "ReLU"}]
+    shape = [weights[0].shape[0]]
+    described = {"format": "bufcheck.actor/1", "layers": layers[:-1], "state_shape": shape, "notes": []}
+    tensors = {f"{2 * i}.weight": weight.T.copy() for i, weight in enumerate(weights)}
+    save_file(tensors, path, {"bufcheck.actor": json.dumps(described)})
+
+
+def act(
+    states: np.ndarray,
+    offsets: np.ndarray,
+    subset: np.ndarray,
+    weights: list[np.ndarray],
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of its subset each row takes, and with what log-prob."""
+    hidden = states
+    for weight in weights[:-1]:
+        hidden = np.maximum(hidden @ weight, 0)
+    owner = np.repeat(np.arange(len(states)), np.diff(offsets))
+    logits = (hidden @ weights[-1])[owner, subset].astype(np.float64)
+    starts = offsets[:-1]
+    top = np.maximum.reduceat(logits, starts)
+    total = np.log(np.add.reduceat(np.exp(logits - top[owner]), starts)) + top
+    noisy = logits + rng.gumbel(size=len(logits))
+    best = np.flatnonzero(noisy == np.maximum.reduceat(noisy, starts)[owner])
+    return (best - starts).astype(np.int32), (logits[best] - total).astype(np.float32)
+
+
+def block(
+    start: int, count: int, dim: int, rng: np.random.Generator, weights: list[np.ndarray] | None
+) -> pa.Table:
     row = np.arange(start, start + count)
     offered = rng.integers(2, 17, count).astype(np.int32)
     offsets = np.concatenate([[0], np.cumsum(offered)]).astype(np.int32)
@@ -29,19 +75,22 @@ def block(start: int, count: int, dim: int, rng: np.random.Generator) -> pa.Tabl
     subset = ((first[owner] + stride[owner] * place) % ACTIONS).astype(np.int32)
     episode, step = row // (len(AGENTS) * STEPS), row // len(AGENTS) % STEPS
     numbers = {n: rng.standard_normal(count, np.float32) for n in ("reward", "value", "advantage")}
+    states = rng.standard_normal(count * dim, np.float32)
+    action = (rng.random(count) * offered).astype(np.int32)
+    log_prob = -rng.gamma(2.0, 0.5, count).astype(np.float32) - np.float32(1e-3)
+    if weights:
+        action, log_prob = act(states.reshape(count, dim), offsets, subset, weights, rng)
     agent = pa.array((row % len(AGENTS)).astype(np.int32))
     return pa.table(
         {
             "episode_id": episode,
             "timestep": step.astype(np.int32),
             "agent_id": pa.DictionaryArray.from_arrays(agent, pa.array(AGENTS)),
-            "state_embed": pa.FixedSizeListArray.from_arrays(
-                rng.standard_normal(count * dim, np.float32), dim
-            ),
+            "state_embed": pa.FixedSizeListArray.from_arrays(states, dim),
             "subset_indices": pa.ListArray.from_arrays(offsets, subset),
             "num_actions": offered,
-            "action_index": (rng.random(count) * offered).astype(np.int32),
-            "old_log_prob": -rng.gamma(2.0, 0.5, count).astype(np.float32) - np.float32(1e-3),
+            "action_index": action,
+            "old_log_prob": log_prob,
             "policy_version": episode // 50,
             **numbers,
             "return": numbers["value"] + numbers["advantage"],
@@ -51,14 +100,17 @@ def block(start: int, count: int, dim: int, rng: np.random.Generator) -> pa.Tabl
     )
 
 
-def write(path: Path, rows: int, dim: int = 64, one_row_group: bool = False) -> None:
+def write(path: Path, rows: int, dim: int, one_row_group: bool, actor: Path | None) -> None:
     rng = np.random.default_rng(0)
+    weights = network(dim) if actor else None
+    if actor and weights:
+        save_network(actor, weights)
     described = {
         "schema": "experience/1",
         "rows": rows,
         "policy": {"distribution": "categorical", "logits": "gather", "action_space": ACTIONS},
     }
-    blocks = (block(at, min(BLOCK, rows - at), dim, rng) for at in range(0, rows, BLOCK))
+    blocks = (block(at, min(BLOCK, rows - at), dim, rng, weights) for at in range(0, rows, BLOCK))
     first = next(blocks)
     schema = first.schema.with_metadata({"bufcheck": json.dumps(described)})
     with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
@@ -78,5 +130,6 @@ if __name__ == "__main__":
     parser.add_argument("rows", type=int)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--one-row-group", action="store_true")
+    parser.add_argument("--actor", type=Path)
     given = parser.parse_args()
-    write(given.out, given.rows, given.dim, given.one_row_group)
+    write(given.out, given.rows, given.dim, given.one_row_group, given.actor)

@@ -1,4 +1,4 @@
-"""Speed and memory as ratios within one run: `python benchmarks/run.py [P1 P4 P6 G9] [--rows N]`.
+"""Speed and memory as ratios within one run: `python benchmarks/run.py [P1 P2 …] [--rows N]`.
 
 Whole processes are measured (wall time, peak memory of the process and its children), the median of
 three, alternating with their baseline so that a busy machine slows both. Needs `pip install '.[bench]'`.
@@ -97,6 +97,59 @@ def _beside(ours: Cost, other: Cost) -> str:
     return f"{ours.seconds:.2f} s / {other.seconds:.2f} s, {ours.megabytes:.0f} MB / {other.megabytes:.0f} MB"
 
 
+def p2(folder: Path, rows: int) -> bool:
+    """validate with an actor, against a bare read and a bare forward pass in one process.
+
+    The baseline is the quicker of reading as pyarrow does by default, and of reading as bufcheck has to:
+    page by page, with bounded memory and checksums verified.
+    """
+    dump, actor = str(folder / "dump.parquet"), str(folder / "actor.safetensors")
+    make(Path(dump), rows, "--actor", actor)
+    ours, *bare = medians(
+        3,
+        ["-m", "bufcheck", "validate", dump, "--actor", actor],
+        *([str(HERE / "bare_forward.py"), how, dump, actor] for how in ("batches", "bounded")),
+    )
+    ratio = ours.seconds / min(bare).seconds
+    what = f"validate with an actor against bare read + forward, {rows:,}"
+    return show("P2", what, ratio, 1.3, _beside(ours, min(bare)))
+
+
+def p3(folder: Path, rows: int) -> bool:
+    """Replayed rows per second, whole process, against a loop over rows with Categorical."""
+    dump, actor = str(folder / "dump.parquet"), str(folder / "actor.safetensors")
+    make(Path(dump), rows, "--actor", actor)
+    [ours] = medians(3, ["-m", "bufcheck", "validate", dump, "--actor", actor])
+    command = [sys.executable, str(HERE / "bare_forward.py"), "loop", dump, actor, "20000"]
+    loop = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    speed = rows / ours.seconds
+    ratio = speed / loop
+    held = ratio >= 100
+    detail = f"{speed:,.0f} rows/s / {loop:,.0f} rows/s"
+    print(
+        f"P3  {'replayed rows per second against a loop with Categorical':58} {ratio:8.0f}"
+        f"  at least 100   {'holds' if held else 'MISSED':8}  {detail}"
+    )
+    return held
+
+
+def p5(folder: Path, rows: int) -> bool:
+    """Peak memory with an actor: 20M rows against 2M, and absolute; and P7, the time for ten times as many."""
+    dump, actor = folder / "dump.parquet", str(folder / "actor.safetensors")
+    costs = []
+    for count in (2_000_000, 20_000_000):
+        make(dump, count, "--dim", "16", "--actor", actor)
+        costs.append(run("-m", "bufcheck", "validate", str(dump), "--actor", actor))
+    few, many = costs
+    ratio = many.megabytes / few.megabytes
+    held = show("P5", "memory, 20,000,000 rows against 2,000,000", ratio, 1.2, _beside(many, few))
+    held &= show(
+        "P5", "20,000,000 rows with an actor, MB", many.megabytes, 1024, f"{many.seconds:.1f} s"
+    )
+    what = "time, 20,000,000 rows against 2,000,000"
+    return held & show("P7", what, many.seconds / few.seconds, 10.5, _beside(many, few))
+
+
 def p4(folder: Path, rows: int) -> bool:
     """Nine rules, against dataframely on Polars."""
     dump = str(folder / "dump.parquet")
@@ -152,7 +205,15 @@ def g9(folder: Path, rows: int) -> bool:
     return held & show("G9", what, one.megabytes / many.megabytes, 1.2, _beside(one, many))
 
 
-BENCHMARKS: dict[str, Callable[[Path, int], bool]] = {"P1": p1, "P4": p4, "P6": p6, "G9": g9}
+BENCHMARKS: dict[str, Callable[[Path, int], bool]] = {
+    "P1": p1,
+    "P2": p2,
+    "P3": p3,
+    "P4": p4,
+    "P5": p5,
+    "P6": p6,
+    "G9": g9,
+}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """bufcheck: check a stored on-policy buffer before anyone trains on it again.
 
     import bufcheck
-    report = bufcheck.validate("dump.parquet")
+    bufcheck.save_actor(network, "actor.safetensors")
+    report = bufcheck.validate("dump.parquet", actor="actor.safetensors")
     report["verdict"]
 
 This file is the public API; everything else may move.
@@ -21,6 +22,12 @@ from bufcheck.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from os import PathLike
+
+    import pyarrow as pa
+    import torch
+
     from bufcheck.dump import Dump
 
 __version__ = "0.1.0"
@@ -32,6 +39,8 @@ __all__ = [
     "UsageError",
     "WriteError",
     "open_dump",
+    "replay",
+    "save_actor",
     "validate",
 ]
 
@@ -40,7 +49,8 @@ def validate(*paths: str, **options: Any) -> dict[str, Any]:
     """Check a dump (files, globs, folders) and return the report as a dict.
 
     Options are those of `bufcheck validate`: select, ignore, rules, tolerance, sample, baseline,
-    findings, and config (the path of a bufcheck.toml).
+    findings, actor, arch, trust_checkpoint_code, device, batch_size, and config (the path of a
+    bufcheck.toml). `actor` takes what `replay` takes.
     """
     from pathlib import Path
 
@@ -60,3 +70,52 @@ def open_dump(*paths: str) -> Dump:
     from bufcheck.dump import open_dump
 
     return open_dump([str(path) for path in paths])
+
+
+def replay(
+    dump: str | Sequence[str] | Dump, actors: Any, *, device: str = "cpu", arch: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Recompute every log-prob of a dump; yields Arrow batches in row order.
+
+    `actors` is a checkpoint's path, a torch module, a dict of either by agent or (agent, version), or
+    a list of texts as `--actor` takes them. The columns are those of the view `replay`: row_id,
+    log_prob, residual (stored minus replayed), entropy, expected_log_prob, variance, rank, actor, …
+    """
+    from bufcheck import actor as engine
+    from bufcheck import dump as dumps
+    from bufcheck import replayer
+    from bufcheck.settings import UNIT_ROUNDOFF, replay_lacks
+
+    if not isinstance(dump, dumps.Dump):
+        dump = dumps.open_dump([dump] if isinstance(dump, str) else [str(path) for path in dump])
+    if lacking := replay_lacks(dump):
+        raise UsageError(f"{dump.given[0]}: a replay needs {lacking}")
+    found = engine.Actors(engine.given_as(actors), engine.Loading(arch))
+    roundoff = UNIT_ROUNDOFF[dump.policy["precision"]]
+    return replayer.tables(dump, replayer.Replayer(dump, found, device=device, roundoff=roundoff))
+
+
+def save_actor(
+    actor: torch.nn.Module | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    log_std: Any = None,
+    state_shape: Sequence[int] | None = None,
+    normalization: Any = None,
+) -> None:
+    """Save an actor as a .safetensors file that describes its own layers and runs no code.
+
+    `actor` is a module that sends its input through layers of torch.nn one after the other, or a
+    checkpoint bufcheck can read. `log_std`: the spread of a Gaussian that does not depend on the state.
+    `state_shape`: of one state, where the first layer does not tell. `normalization`: what was done to
+    states before the actor saw them, as {"mean", "var", "epsilon", "clip"} or a VecNormalize, for dumps
+    that hold raw observations. The file is written once it is seen to give the same outputs.
+    """
+    from pathlib import Path
+
+    from bufcheck.actors import described_layers
+
+    source: Any = str(actor) if hasattr(actor, "__fspath__") else actor
+    described_layers.save(
+        source, Path(path), log_std=log_std, state_shape=state_shape, normalization=normalization
+    )

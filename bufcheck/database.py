@@ -17,16 +17,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bufcheck import digest, schema, settings, shipped
+from bufcheck.replayer import PREFIX, SCORED
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+    from bufcheck.actor import Actor
     from bufcheck.dump import Dump
 
 T = TypeVar("T")
 MEMORY_LIMIT = "400MB"
-_GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples"}
+_GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples", "replay", "actors"}
 
 
 @cache
@@ -128,12 +130,19 @@ class Database:
         self.execute(f"CREATE TYPE {digest.AGENT_TYPE} AS ENUM ({listed})")
 
     def load_digest(
-        self, rows: pa.RecordBatchReader, columns: set[str], facts: frozenset[str], own: Iterable[str]
+        self,
+        rows: pa.RecordBatchReader,
+        columns: set[str],
+        facts: frozenset[str],
+        own: Iterable[str],
+        *,
+        replayed: bool = False,
     ) -> None:
         """The view `digest`: what could be stored, with NULLs for the rest."""
         # One thread decodes, one digests and stores: a second one here only gets in their way.
         self.execute("SET threads = 1")
-        self.load("digested", rows, digest.stored_select(columns, facts, own))
+        scored = [PREFIX + column.name for column in SCORED] if replayed else []
+        self.load("digested", rows, digest.stored_select(columns, facts, [*own, *scored]))
         self.execute("RESET threads")
         self._view = digest.view_columns(columns, facts, own)
         self.show_digest()
@@ -147,13 +156,15 @@ class Database:
         listed = ", ".join(f'{sql} AS "{name}"' for name, sql in ({"row_id": "row_id"} | shown).items())
         self.execute(f"CREATE OR REPLACE VIEW digest AS SELECT {listed} FROM digested")
 
-    def describe(self, dump: Dump, rows: int, tolerance: float | None) -> None:
+    def describe(
+        self, dump: Dump, rows: int, tolerance: float | None, replay_lacks: str | None
+    ) -> None:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
         import pyarrow as pa
 
         self.load("files", pa.Table.from_pylist(list(_files(dump)), schema=_files_schema()))
         self.load("columns", pa.Table.from_pylist(list(_columns(dump)), schema=_columns_schema()))
-        self.settings = settings.of_dump(dump, rows, tolerance)
+        self.settings = settings.of_dump(dump, rows, tolerance, replay_lacks)
         self.load(
             "metadata",
             pa.Table.from_pylist(
@@ -178,6 +189,24 @@ class Database:
         kept = [n for n in dump.columns if n in columns and n in self._view]
         listed = ", ".join(["row_id", *(f'{self._view[n]} AS "{n}"' for n in kept)])
         self.execute(f"CREATE VIEW samples AS SELECT {listed} FROM digested")
+
+    def make_replay(self, actors: Iterable[Actor]) -> None:
+        """The view `replay`: what the actors said, beside what was stored; and the table `actors`."""
+        import pyarrow as pa
+
+        told = ("agent_id", "policy_version", "timestep", "num_actions", "old_log_prob")
+        parts = [f"{self._view[name]} AS {name}" for name in told]
+        parts += [f"{PREFIX}{column.name} AS {column.name}" for column in SCORED]
+        parts += [f"-{PREFIX}entropy AS expected_log_prob"]
+        stored, replayed = f"{self._view['old_log_prob']}::DOUBLE", f"{PREFIX}log_prob::DOUBLE"
+        parts += [f"{stored} - {replayed} AS residual"]
+        near, relative = self.settings["tolerance"], self.settings["relative_tolerance"]
+        size = f"least(abs({stored}), abs({replayed}))"
+        parts += [f"{near!r} + {relative!r} * {size} + {PREFIX}rounding AS allowed"]
+        self.execute(f"CREATE VIEW replay AS SELECT row_id, {', '.join(parts)} FROM digested")
+        types = [("actor", pa.int32()), ("path", pa.string()), ("sha256", pa.string())]
+        rows = [{"actor": a.number, "path": a.path, "sha256": a.sha256} for a in actors]
+        self.load("actors", pa.Table.from_pylist(rows, schema=pa.schema(types)))
 
     def lock(self) -> None:
         """After this no SQL can loosen the configuration."""

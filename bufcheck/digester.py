@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +28,15 @@ class Digester:
     before: dict[str, Array] = field(default_factory=dict)
     """The last row of each column that neighbours are compared in."""
 
-    def digest(self, batches: Iterable[Batch]) -> Iterator[pa.RecordBatch]:
+    def digest(self, batch: Batch, scored: dict[str, pa.Array]) -> pa.RecordBatch:
+        """The facts of a batch, and beside them what is already known of its rows."""
         import numpy as np
 
-        for batch in batches:
-            if batch.rows.num_rows:
-                # Damaged numbers are findings, not warnings on stderr.
-                with np.errstate(all="ignore"):
-                    digested = self._one(batch)
-                yield digested
+        # Damaged numbers are findings, not warnings on stderr.
+        with np.errstate(all="ignore"):
+            return self._facts(batch, scored)
 
-    def _one(self, batch: Batch) -> pa.RecordBatch:
+    def _facts(self, batch: Batch, scored: dict[str, pa.Array]) -> pa.RecordBatch:
         import numpy as np
         import pyarrow as pa
 
@@ -74,6 +71,7 @@ class Digester:
         for name, flag in flags.items():
             if flag.any():
                 made["flags"] |= flag.astype(np.uint32) << np.uint32(digest.FLAGS.index(name))
+        made |= scored
         arrays = [v if isinstance(v, pa.Array) else pa.array(v) for v in made.values()]
         return pa.RecordBatch.from_arrays(arrays, names=list(made))
 

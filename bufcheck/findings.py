@@ -20,15 +20,19 @@ LISTED = """
     SELECT
         findings.row_id, episode_id::BIGINT AS episode_id, timestep::INTEGER AS timestep,
         agent_id::VARCHAR AS agent_id, code, rule, severity, NULL::VARCHAR AS cause,
-        old_log_prob::DOUBLE AS old_log_prob, NULL::DOUBLE AS replayed_log_prob, message
-    FROM findings LEFT JOIN digest USING (row_id)
+        old_log_prob::DOUBLE AS old_log_prob, {replayed} AS replayed_log_prob, message
+    FROM findings LEFT JOIN digest USING (row_id) {and_replay}
     ORDER BY findings.row_id NULLS FIRST, code, message
 """
 
 
 def write(database: Database, path: Path, sources: Sequence[Path]) -> None:
     """One row per finding. It replaces an older file: findings are an output, never a source."""
-    reader = database.connection.sql(LISTED).to_arrow_reader(1 << 16)
+    listed = LISTED.format(replayed="NULL::DOUBLE", and_replay="")
+    if not database.settings["replay_lacks"]:
+        and_replay = "LEFT JOIN (SELECT row_id, log_prob FROM replay) USING (row_id)"
+        listed = LISTED.format(replayed="log_prob::DOUBLE", and_replay=and_replay)
+    reader = database.connection.sql(listed).to_arrow_reader(1 << 16)
     with whole_file(path, sources=sources, replace=True) as temporary:
         formats.member("parquet").write(temporary, reader.schema, reader, {"format": MARK})
 

@@ -1,23 +1,22 @@
-"""The whole story: open a dump, digest it in one pass, run the rules, tell the verdict."""
+"""The whole story: open a dump, digest and replay it in one pass, run the rules, tell the verdict."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from bufcheck import __version__, digest, findings, sampling, schema
+from bufcheck import actor, digest, findings, replayer, report, sampling, schema, settings
 from bufcheck import rule as rules
+from bufcheck.ahead import prefetch
 from bufcheck.config import Config
 from bufcheck.database import Database
 from bufcheck.digester import Digester
-from bufcheck.dump import Dump, open_dump
+from bufcheck.dump import Batch, Dump, open_dump
 from bufcheck.format import VERIFIED, Ranges
+from bufcheck.replayer import Replayer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
-T = TypeVar("T")
 _KEYS = ("episode_id", "timestep", "agent_id", "old_log_prob")
 """Always read: what every finding is told with."""
 
@@ -42,6 +40,12 @@ class Options:
     sample: int | None = None
     baseline: Path | None = None
     findings: Path | None = None
+    actor: Any = ()
+    """Texts as on the command line, or what actor.given_as takes in Python."""
+    arch: str | None = None
+    trust_checkpoint_code: bool = False
+    device: str = "cpu"
+    batch_size: int = replayer.BATCH_ROWS
     config: Config = field(default_factory=Config)
 
 
@@ -51,11 +55,14 @@ def validate(
     """Checks a dump and returns the report, as schemas/report.v1.schema.json describes it."""
     options = options or Options()
     chosen = rules.choose(options.select, options.ignore, options.config, options.rules)
+    actors = _actors(options)
     dump = open_dump(paths, options.config)
     ranges = sampling.whole_episodes(dump, options.sample) if options.sample else None
+    lacking = settings.replay_lacks(dump) if actors else "an actor (--actor)"
+    replay = _replay(dump, actors, options) if actors and lacking is None else None
     with Database() as database:
-        database.describe(dump, _rows(dump, ranges), options.tolerance)
-        columns = _load(database, dump, chosen, ranges, progress)
+        database.describe(dump, _rows(dump, ranges), options.tolerance, lacking)
+        columns = _load(database, dump, chosen, replay, ranges, progress)
         outcomes = _run_all(chosen, database, dump)
         known = 0
         if options.baseline:
@@ -63,27 +70,47 @@ def validate(
         if options.findings:
             sources = [source.path for source in dump.sources]
             findings.write(database, options.findings, sources)
-        unread = set(dump.columns) - columns
-        return _report(dump, database, outcomes, known, ranges, bool(unread))
+        unread = bool(set(dump.columns) - columns)
+        return report.of_run(
+            report.Checked(dump, database, outcomes, replay, ranges is not None, unread, known)
+        )
+
+
+def _actors(options: Options) -> actor.Actors | None:
+    if isinstance(options.actor, (tuple, list)) and not options.actor:
+        return None
+    loading = actor.Loading(options.arch, options.trust_checkpoint_code)
+    return actor.Actors(actor.given_as(options.actor), loading)
+
+
+def _replay(dump: Dump, actors: actor.Actors, options: Options) -> Replayer:
+    roundoff = settings.UNIT_ROUNDOFF[dump.policy["precision"]] if options.tolerance is None else 0.0
+    return Replayer(
+        dump, actors, device=options.device, batch_rows=options.batch_size, roundoff=roundoff
+    )
 
 
 def _load(
     database: Database,
     dump: Dump,
     chosen: list[Rule],
+    replay: Replayer | None,
     ranges: list[Ranges] | None,
     progress: Progress | None,
 ) -> set[str]:
     """Fills `digest` with what the rules that can run ask for; returns the columns that were read."""
     runnable = [rule for rule in chosen if rules.why_not(rule, dump, database.settings) is None]
     database.name_agents(dump.texts_of("agent_id") if dump.has("agent_id") else [])
-    words = _words(runnable, on_demand=False)
-    columns = _digest(database, dump, words, ranges, progress)
+    # A replay has the states at hand anyway: what may be wanted later is then cheaper to take now.
     closer = _words(runnable, on_demand=True)
+    words = closer if replay else _words(runnable, on_demand=False)
+    columns = _digest(database, dump, words, replay, ranges, progress)
     if closer - words and any(_has_rows(database, rule.on_demand) for rule in runnable):
         database.forget()
-        columns = _digest(database, dump, closer, ranges, progress)
+        columns = _digest(database, dump, closer, replay, ranges, progress)
     database.make_samples(dump, columns)
+    if replay:
+        database.make_replay(replay.actors.used)
     database.lock()
     return columns
 
@@ -105,6 +132,7 @@ def _digest(
     database: Database,
     dump: Dump,
     words: set[str],
+    replay: Replayer | None,
     ranges: list[Ranges] | None,
     progress: Progress | None,
 ) -> set[str]:
@@ -115,6 +143,8 @@ def _digest(
     facts = digest.facts_used(words)
     own = frozenset(n for n in _own(dump) if n in words) | _vectors_kept(words)
     needed = {n for n in digest.columns_used(words) | set(_KEYS) | own if dump.has(n)}
+    if replay:
+        needed |= set(replay.columns) | {n for n in ("timestep", "num_actions") if dump.has(n)}
     # Reading a page verifies its checksum, so a whole check reads the columns no rule needs too.
     whole = dump.integrity == VERIFIED and needed >= {n for n in dump.columns if dump.has(n)} - _own(
         dump
@@ -126,10 +156,10 @@ def _digest(
     def stream() -> Iterator[pa.RecordBatch]:
         try:
             digester = Digester(dump, facts, own)
-            for batch in digester.digest(prefetch(dump.batches(read, ranges))):
-                yield batch
+            for batch, scored in _scored(prefetch(dump.batches(read, ranges)), replay):
+                yield digester.digest(batch, scored)
                 if progress:
-                    progress(batch.num_rows, total)
+                    progress(batch.rows.num_rows, total)
         except BaseException as error:
             failure.append(error)
             raise
@@ -138,12 +168,20 @@ def _digest(
     first = next(batches)
     reader = pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
     try:
-        database.load_digest(reader, needed, facts, sorted(own))
+        database.load_digest(reader, needed, facts, sorted(own), replayed=replay is not None)
     except duckdb.Error:
         if failure:
             raise failure[0] from None  # DuckDB words it as its own; the cause is ours
         raise
     return set(read)
+
+
+def _scored(
+    batches: Iterable[Batch], replay: Replayer | None
+) -> Iterator[tuple[Batch, dict[str, pa.Array]]]:
+    if replay is None:
+        return ((batch, {}) for batch in batches if batch.rows.num_rows)
+    return replayer.scored_batches(batches, replay)
 
 
 def _rows(dump: Dump, ranges: list[Ranges] | None) -> int:
@@ -162,136 +200,9 @@ def _own(dump: Dump) -> set[str]:
     return {name for name in dump.columns if name not in schema.load().columns}
 
 
-def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
-    """Reads ahead on a thread of its own, so that decoding overlaps with what follows."""
-    ahead: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(entry: tuple[bool, Any]) -> None:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                ahead.put(entry, timeout=0.1)
-                return
-
-    def read() -> None:
-        try:
-            for item in items:
-                put((True, item))
-                if stopped.is_set():
-                    return
-            put((False, None))
-        except BaseException as error:
-            put((False, error))
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        while True:
-            more, item = ahead.get()
-            if more:
-                yield item
-            elif item is None:
-                return
-            else:
-                raise item
-    finally:
-        stopped.set()
-        thread.join()
-
-
 def _run_all(chosen: list[Rule], database: Database, dump: Dump) -> list[Outcome]:
     # Rules about the findings of others come last.
     order = sorted(chosen, key=lambda rule: any(n.startswith("findings.") for n in rule.needs))
     outcomes = [rules.run(rule, database, dump) for rule in order]
     database.show_digest()
     return sorted(outcomes, key=lambda outcome: outcome.rule.code)
-
-
-def _report(
-    dump: Dump,
-    database: Database,
-    outcomes: list[Outcome],
-    known: int,
-    ranges: list[Ranges] | None,
-    unread: bool,
-) -> dict[str, Any]:
-    [counts] = database.rows(
-        "SELECT count(*) AS rows, count(DISTINCT episode_id) AS episodes,"
-        " (SELECT count(DISTINCT row_id) FROM findings) AS flagged,"
-        " (SELECT count(DISTINCT row_id) FROM findings WHERE severity = 'error') AS wrong FROM digest"
-    )
-    agents = database.rows("SELECT DISTINCT agent_id FROM digest WHERE agent_id IS NOT NULL ORDER BY 1")
-    failed = [o for o in outcomes if o.status == rules.FAIL]
-    sampled = None
-    if ranges is not None:
-        sampled = {"rows": counts["rows"], "episodes": counts["episodes"]}
-    integrity = dump.integrity
-    if integrity == VERIFIED and (unread or sampled):
-        integrity = "partly-verified"
-    reasons = _open_questions(outcomes, counts["rows"], sampled)
-    return {
-        "format": "bufcheck.report/1",
-        "bufcheck": __version__,
-        "dump": {
-            "paths": dump.given,
-            "files": len(dump.sources),
-            "rows": dump.rows,
-            "episodes": counts["episodes"],
-            "agents": [row["agent_id"] for row in agents],
-            "schema": dump.settings["schema"] or "experience/1",
-            "integrity": integrity,
-            "assumed": dump.assumed,
-            "sampled": sampled,
-        },
-        "verdict": _verdict(failed, reasons),
-        "unverified": reasons,
-        "summary": {
-            "errors": sum(o.rule.severity == "error" for o in failed),
-            "warnings": sum(o.rule.severity == "warning" for o in failed),
-            "infos": sum(o.rule.severity == "info" for o in failed),
-            "not_checked": sum(o.status == rules.NOT_CHECKED for o in outcomes),
-            "rows_flagged": counts["flagged"],
-            "valid_ratio": 1 - counts["wrong"] / counts["rows"],
-            "known_findings": known,
-        },
-        "rules": [_outcome(o, counts["rows"], database.settings) for o in outcomes],
-        "causes": [],
-        "unexplained_rows": counts["wrong"],
-        "metrics": {},
-    }
-
-
-def _verdict(failed: list[Outcome], reasons: list[str]) -> str:
-    if any(o.rule.severity == "error" for o in failed):
-        return "fail"
-    return "unverified" if reasons else "pass"
-
-
-def _open_questions(outcomes: list[Outcome], rows: int, sampled: dict[str, int] | None) -> list[str]:
-    """What stands between this dump and `pass`, besides findings."""
-    reasons = [f"the log-probs of {rows:,} rows were not replayed with an actor"]
-    if sampled:
-        reasons.append(f"only a sample of {sampled['rows']:,} rows was read")
-    reasons += [f"{o.rule.name} was not checked: {o.reason}" for o in outcomes if o.blocks_pass]
-    return reasons
-
-
-def _outcome(outcome: Outcome, rows: int, settings: dict[str, Any]) -> dict[str, Any]:
-    rule = outcome.rule
-    return {
-        "code": rule.code,
-        "name": rule.name,
-        "family": rule.family,
-        "severity": rule.severity,
-        "scope": rule.scope,
-        "removes": rule.removes,
-        "status": outcome.status,
-        "rows": outcome.rows,
-        "share": outcome.rows / rows,
-        "reason": outcome.reason,
-        "message": rule.summary,
-        "cause": rule.cause,
-        "remedy": rule.remedy,
-        "examples": outcome.examples,
-        "sql": rule.runnable_sql(settings),
-    }

@@ -7,6 +7,7 @@ run:
     needs       table.column entries; without one of them the rule is not-checked. "a | b": either.
     wants       entries that widen the rule: without them it can fail, but not pass.
     applies     the policy family it is about; legal_if: a setting that declares its pattern legal
+    unless      SQL that gives a reason, or NULL: why to have found nothing is not to have passed
     on_demand   a table; columns other than those in `needs` are read only if it has rows
     parameters  numbers the SQL names as $parameter; bufcheck.toml can change them. The entries of the
                 table `metadata` ($rows, $policy_action_space, …) can be named in the same way.
@@ -62,6 +63,7 @@ class Rule:
     removes: bool = False
     applies: str | None = None
     legal_if: str | None = None
+    unless: str | None = None
     on_demand: str | None = None
     parameters: dict[str, float | str] = field(default_factory=dict)
 
@@ -236,6 +238,8 @@ def _lack(table: str, name: str, dump: Dump, values: Mapping[str, Any]) -> tuple
     if table == "files" and name == "declared_rows":
         told = all(declared_rows(source) is not None for source in dump.sources)
         return None if told else ("`rows` in the metadata of every file", True)
+    if table == "replay":
+        return (str(values["replay_lacks"]), False) if values["replay_lacks"] else None
     if table in ("digest", "samples") and name not in ("row_id", "nulls"):
         lacking = [[c for c in way if not dump.has(c)] for way in digest.sources_of(name)]
         if all(lacking):
@@ -258,7 +262,7 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
         )
         rows, findings = counted["rows"], counted["rows"] + counted["whole"]
         if not findings:
-            return _unless_wanting(rule, dump, values)
+            return _found_nothing(rule, dump, database)
         database.execute(_filing(rule))
         database.show_digest()
         examples = _examples(rule, database)
@@ -270,10 +274,14 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
     return Outcome(rule, FAIL, rows=rows, findings=findings, examples=examples)
 
 
-def _unless_wanting(rule: Rule, dump: Dump, values: Mapping[str, Any]) -> Outcome:
+def _found_nothing(rule: Rule, dump: Dump, database: Database) -> Outcome:
     for want in rule.wants:
-        if lacking := missing(want, dump, values):
+        if lacking := missing(want, dump, database.settings):
             return Outcome(rule, NOT_CHECKED, f"found nothing, but needs {lacking[0]}", lacking[1])
+    if rule.unless:
+        [[reason]] = [row.values() for row in database.rows(fill_in(rule.unless, database.settings))]
+        if reason is not None:
+            return Outcome(rule, NOT_CHECKED, reason)
     return Outcome(rule, PASS)
 
 

@@ -31,6 +31,7 @@ DERIVED = {
     "new_tolerance": "the same where new_log_prob is one of the two",
     "new_relative_tolerance": "likewise",
     "entropy_tolerance": "how far a stored entropy may lie from the true one",
+    "replay_lacks": "what replay would need; null where actors were replayed",
 }
 NAMES = {
     *(name.replace(".", "_") for name, key in schema.load().keys.items() if key.type != "object"),
@@ -38,7 +39,9 @@ NAMES = {
 }
 
 
-def of_dump(dump: Dump, rows: int, tolerance: float | None) -> dict[str, Any]:
+def of_dump(
+    dump: Dump, rows: int, tolerance: float | None, replay_lacks: str | None = None
+) -> dict[str, Any]:
     """Every setting by its name, with _ for . in the names of metadata."""
     found: dict[str, Any] = {
         name.replace(".", "_"): dump.settings[name]
@@ -62,7 +65,22 @@ def of_dump(dump: Dump, rows: int, tolerance: float | None) -> dict[str, Any]:
         "new_tolerance": again,
         "new_relative_tolerance": relative_again,
         "entropy_tolerance": 4e-3 if coarse_entropy else 1e-4,
+        "replay_lacks": replay_lacks,
     }
+
+
+def replay_lacks(dump: Dump) -> str | None:
+    """The column without which no actor can be asked about this dump."""
+    needed = ["state_embed", "old_log_prob"]
+    if dump.policy["distribution"] != "categorical":
+        needed.append("action")
+    else:
+        needed.append("action_index")
+        if dump.policy["logits"] == "prefix":
+            needed.append("num_actions")
+        elif dump.policy["subset"] != "all":
+            needed.append("subset_indices")
+    return next((f"column {name}" for name in needed if not dump.has(name)), None)
 
 
 def _roundoff(dump: Dump, *columns: str) -> float:

@@ -238,3 +238,25 @@ def _members(starts: Array, lengths: Array, rows: Array) -> Array:
     members: Array = np.arange(total) - np.repeat(ends - sizes, sizes)
     members += np.repeat(starts[rows], sizes)
     return members
+
+
+def writable(values: Array) -> Array:
+    """What torch takes without a warning; Arrow's own memory is read-only, and is copied."""
+    return np.require(values, requirements=["C", "W"])
+
+
+def as_table(rows: Rows, width: int | None = None) -> tuple[Array, Array]:
+    """[B, width] and which rows are whole: without a null, and that wide (or as wide as most)."""
+    count = len(rows.offsets) - 1
+    whole = np.ones(count, bool) if rows.null is None else ~rows.null
+    if rows.width is not None and width in (None, rows.width):
+        return rows.values.reshape(count, rows.width), whole
+    lengths = rows.lengths
+    if width is None:
+        sizes, times = np.unique(lengths, return_counts=True)
+        width = int(sizes[times.argmax()])
+    whole &= lengths == width
+    table: Array = np.zeros((count, width), rows.values.dtype)
+    kept = np.flatnonzero(lengths == width)
+    table[kept] = rows.values[_members(rows.offsets[:-1], lengths, kept)].reshape(-1, width)
+    return table, whole

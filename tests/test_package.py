@@ -22,22 +22,28 @@ from bufcheck import schema
 
 # An engine may use what stands before it; a member of a collection its engine and what that may use.
 ORDER = [
-    ["errors", "shipped"],
+    ["errors", "shipped", "ahead"],
     ["schema"],
     ["config", "vectors", "format"],
     ["files", "whole_file"],
     ["dump", "digest"],
-    ["digester", "sampling", "settings"],
+    ["digester", "sampling", "settings", "actor", "distribution"],
+    ["replayer"],
     ["database"],
     ["rule"],
-    ["findings"],
-    ["output"],
+    ["findings", "metrics"],
+    ["output", "report"],
     ["pipeline", "convert"],
     ["cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
-COLLECTIONS = {"formats": "format", "outputs": "output"}
+COLLECTIONS = {
+    "actors": "actor",
+    "distributions": "distribution",
+    "formats": "format",
+    "outputs": "output",
+}
 
 
 def modules() -> list[Path]:
@@ -101,9 +107,13 @@ def test_fixtures_are_what_their_script_makes(tmp_path: Path) -> None:
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     made = generate.write(tmp_path)
-    stored = sorted(p.relative_to(FIXTURES) for p in FIXTURES.rglob("*.parquet"))
+    kinds = ("*.parquet", "*.safetensors")
+    stored = sorted(p.relative_to(FIXTURES) for kind in kinds for p in FIXTURES.rglob(kind))
     assert sorted(p.relative_to(tmp_path) for p in made) == stored
     for name in stored:
+        if name.suffix == ".safetensors":
+            assert (tmp_path / name).read_bytes() == (FIXTURES / name).read_bytes(), name
+            continue
         fresh, old = pq.read_table(tmp_path / name), pq.read_table(FIXTURES / name)
         assert fresh.schema.equals(old.schema, check_metadata=True), name
         for column in fresh.column_names:

@@ -19,6 +19,8 @@ columns   optional columns to store besides those that rows name; `without`: col
 types     Arrow types that differ from the schema's; `metadata`: entries that differ from METADATA,
           or `none`; `files: [2, {rows: 3, without: […], metadata: …}]`: the rows, cut into files
 config    what bufcheck.toml adds to the metadata: `{policy.logits: prefix}`
+actor     an actor that answers the same to every state: {1: 0.5, 3: "log(5)"}, logits of some actions,
+          0 for the others; or {mean: […], log_std: […]}; or one of these by agent or agent@version
 with      rules to run along with the one under test
 expect    `pass`, `{not-checked: words of the reason}`, or the rows flagged: [0, 4..6, dump], where
           `dump` is a finding about the whole dump; or `all`, or a condition, "= i % 2 == 0".
@@ -42,6 +44,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 
@@ -282,6 +285,34 @@ def config_of(case: Row) -> Config:
     return Config(metadata=case.get("config", {}))
 
 
+def actor_of(case: Row) -> Any:
+    """What a case replays: a path-less torch module, or several by (agent, version)."""
+    said = case.get("actor")
+    if said is None:
+        return ()
+    if any(isinstance(who, str) and who not in ("mean", "log_std") for who in said):
+        split = {who: (*who.split("@"), None)[:2] for who in said}
+        return {
+            (agent, version and int(version)): constant(said[who], case)
+            for who, (agent, version) in split.items()
+        }
+    return constant(said, case)
+
+
+def constant(said: Row, case: Row) -> Any:
+    if "mean" in said:
+        answer = [*said["mean"], *said["log_std"]]
+    else:
+        answer = [0.0] * METADATA["policy"]["action_space"]
+        for action, logit in said.items():
+            answer[action] = compute(logit, {}) if isinstance(logit, str) else logit
+    state = next(r["state_embed"] for r in rows_of(case)[1])
+    layer = torch.nn.Linear(len(state), len(answer))
+    torch.nn.init.zeros_(layer.weight)
+    layer.bias.data = torch.tensor(answer)
+    return layer
+
+
 @cache
 def cases_of(name: str) -> list[Row]:
     file = CASES / f"{name}.yaml"
@@ -314,7 +345,9 @@ def params(*, first_failing: bool = False) -> list[Any]:
 
 def check(rule: rules.Rule, case: Row, select: list[str], folder: Path) -> None:
     findings = folder / "findings.parquet" if fails(case) else None
-    options = pipeline.Options(select=select, findings=findings, config=config_of(case))
+    options = pipeline.Options(
+        select=select, findings=findings, config=config_of(case), actor=actor_of(case)
+    )
     report = pipeline.validate(write_dump(case, folder), options)
     [entry] = [e for e in report["rules"] if e["name"] == rule.name]
     if findings is None:
@@ -344,9 +377,12 @@ def test_case_among_all_rules(rule: rules.Rule, case: Row, tmp_path: Path) -> No
 def test_printed_sql_returns_the_flagged_rows(rule: rules.Rule, case: Row, tmp_path: Path) -> None:
     dump = open_dump(write_dump(case, tmp_path), config_of(case))
     chosen = [r for r in rules.built_in() if r.name in (rule.name, *case.get("with", []))]
+    options = pipeline.Options(actor=actor_of(case))
+    actors = pipeline._actors(options)
+    replay = pipeline._replay(dump, actors, options) if actors else None
     with Database() as database:
-        database.describe(dump, dump.rows, None)
-        pipeline._load(database, dump, chosen, None, None)
+        database.describe(dump, dump.rows, None, None if actors else "an actor")
+        pipeline._load(database, dump, chosen, replay, None, None)
         pipeline._run_all([r for r in chosen if r is not rule], database, dump)
         printed = rule.runnable_sql(database.settings)
         database.prepare_for(printed)

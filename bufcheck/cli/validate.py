@@ -12,6 +12,10 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 EPILOG = """\b
 Examples:
   bufcheck validate dump.parquet
+  bufcheck validate dump.parquet --actor actor.safetensors
+  bufcheck validate dump.parquet --actor RED=red.zip --actor BLUE@3=blue-3.safetensors
+  bufcheck validate dump.parquet --actor 'ckpt/{agent_id}-{policy_version}.safetensors'
+  bufcheck validate dump.parquet --actor model.pt --arch mycode.py:make_actor
   bufcheck validate rollouts/ --format json > report.json
   bufcheck validate dump.h5 --select subset,KT --fail-on warning
   bufcheck validate foreign.parquet --config bufcheck.toml
@@ -26,6 +30,32 @@ Exit codes: 0 no finding at or above --fail-on, 1 findings (or unverified with -
 
 @click.command(name="validate", epilog=EPILOG)
 @click.argument("dump", nargs=-1, required=True)
+@click.option(
+    "--actor",
+    multiple=True,
+    metavar="[AGENT[@VERSION]=]PATH",
+    help="A checkpoint that acted: replay it over the dump. PATH may hold {agent_id} and {policy_version}; repeatable.",
+)
+@click.option(
+    "--arch",
+    metavar="MODULE:FACTORY",
+    help="For state dicts: package.module:factory or file.py:factory. Runs that code; factory(state_dict) returns the module.",
+)
+@click.option(
+    "--trust-checkpoint-code",
+    is_flag=True,
+    help="Load .pt2 and TorchScript files, which run code of their own.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, help="Where actors run: cpu, cuda, mps or auto."
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=16384,
+    show_default=True,
+    help="The most rows of one forward pass.",
+)
 @click.option(
     "--format",
     "form",
@@ -91,13 +121,14 @@ def command(
 ) -> None:
     """Check a dump: files, globs or folders of Parquet or HDF5.
 
-    Every rule ends as pass, fail or not-checked with the reason; `bufcheck rules` lists them.
+    Every rule ends as pass, fail or not-checked with the reason; `bufcheck rules` lists them. With
+    --actor every log-prob is recomputed too: without, no verdict is better than unverified.
     """
     from bufcheck import config as configuration
     from bufcheck import output, pipeline
 
     settings = configuration.find(config)
-    progress = ProgressBar("reading")
+    progress = ProgressBar("replaying" if options["actor"] else "reading")
     report = pipeline.validate(dump, pipeline.Options(config=settings, **options), progress)
     progress.close()
     if settings.path and config is None:

@@ -10,10 +10,13 @@ from click import style
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 VERDICTS = {"pass": "green", "fail": "red", "unverified": "yellow"}
 WIDTH = 100
+MOST_ACTORS = 8
 
 
 def render(report: dict[str, Any]) -> str:
     blocks = [_dump(report["dump"])]
+    if report["replay"]:
+        blocks.append(_replay(report["replay"]))
     failed = [rule for rule in report["rules"] if rule["status"] == "fail"]
     for severity in COLOURS:
         blocks += [_finding(rule) for rule in failed if rule["severity"] == severity]
@@ -40,6 +43,31 @@ def _dump(dump: dict[str, Any]) -> str:
         lines.append(
             f"a sample: {_count(sampled['rows'], 'row')} in {_count(sampled['episodes'], 'episode')}"
         )
+    return "\n".join(lines)
+
+
+def _replay(replay: dict[str, Any]) -> str:
+    actors = _count(len(replay["actors"]), "actor")
+    lines = [f"{style('replay', bold=True)}: {_count(replay['rows'], 'row')} with {actors}"]
+    if replay["rows"]:
+        tolerance = replay["tolerance"]
+        allowed = f"{tolerance['absolute']:.2g}"
+        if tolerance["relative"]:
+            allowed += f" + {tolerance['relative']:.2g}·|log-prob|"
+        if tolerance["most_for_rounding"] > tolerance["absolute"]:
+            allowed += f" + up to {tolerance['most_for_rounding']:.2g} for rounding"
+        whose = "by --tolerance" if tolerance["given"] else f"for {tolerance['precision']}"
+        lines[0] += f", worst error {replay['worst_error'] or 0:.2g} (allowed {whose}: {allowed})"
+        spread = (f"{_percent(decade['share'])} {decade['error']}" for decade in replay["decades"])
+        if replay["decades"]:
+            lines.append(_wrap(f"errors: {' · '.join(spread)}", "  "))
+    for actor in replay["actors"][:MOST_ACTORS]:
+        digest = f" sha256 {actor['sha256'][:12]}" if actor["sha256"] else ""
+        lines.append(f"  {actor['path']}: {actor['kind']}, {_count(actor['rows'], 'row')}{digest}")
+        lines += [_wrap(f"note: {note}", "    ") for note in actor["notes"]]
+    if len(replay["actors"]) > MOST_ACTORS:
+        lines.append(f"  … and {len(replay['actors']) - MOST_ACTORS} more (all of them: --format json)")
+    lines += [_wrap(f"note: {note}", "  ") for note in replay["notes"]]
     return "\n".join(lines)
 
 

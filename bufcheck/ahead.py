@@ -1,0 +1,68 @@
+"""Work done ahead of time on other threads, a few items and no more, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
+    """Reads ahead on a thread of its own, so that decoding overlaps with what follows."""
+    ahead: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(entry: tuple[bool, Any]) -> None:
+        while not stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                ahead.put(entry, timeout=0.1)
+                return
+
+    def read() -> None:
+        try:
+            for item in items:
+                put((True, item))
+                if stopped.is_set():
+                    return
+            put((False, None))
+        except BaseException as error:
+            put((False, error))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        while True:
+            more, item = ahead.get()
+            if more:
+                yield item
+            elif item is None:
+                return
+            else:
+                raise item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def mapped(
+    work: Callable[[T], U], items: Iterable[T], workers: int, prepare: Callable[[], None]
+) -> Iterator[U]:
+    """work(item) for each, in order, by so many threads, each of which is prepared first."""
+    pool = ThreadPoolExecutor(workers, initializer=prepare)
+    begun: deque[Future[U]] = deque()
+    try:
+        for item in items:
+            begun.append(pool.submit(work, item))
+            if len(begun) > workers + 1:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,390 @@
+"""Replays saved actors over a dump: what log-prob does each give to the action that was stored?
+
+Rows are scored batch by batch, so that the pass over the states is shared with the digest. What comes
+out are the columns of SCORED, which the view `replay` shows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bufcheck import distribution, vectors
+from bufcheck.ahead import mapped, prefetch
+from bufcheck.errors import ReadError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    from bufcheck.actor import Actor, Actors, Network
+    from bufcheck.dump import Batch, Dump
+    from bufcheck.vectors import Array
+
+BATCH_ROWS = 1 << 14
+MOST_NUMBERS = 1 << 23
+"""States, logits or subsets of one forward pass hold no more numbers than this."""
+ROUNDINGS = 4
+"""Every output of a network is taken to be off by up to this many roundings."""
+MOST_WORKERS = 4
+PREFIX = "replay_"
+
+
+class Scored(NamedTuple):
+    """A column of the table `replay`."""
+
+    name: str
+    numpy: str
+    meaning: str
+
+
+SCORED = [
+    Scored("actor", "int32", "which actor, as a number of the table `actors`"),
+    Scored("log_prob", "float32", "of the stored action, by that actor"),
+    Scored("entropy", "float32", "of the actor's distribution: minus the log-prob it expects"),
+    Scored("variance", "float32", "of the log-prob over the actor's own samples"),
+    Scored("skew", "float32", "third central moment of that"),
+    Scored("rounding", "float32", "how far rounding in policy.precision can move this log-prob"),
+    Scored("rank", "int32", "how many choices the actor preferred to the one taken"),
+    Scored("choices", "int32", "how many choices were open; null for continuous actions"),
+]
+
+
+class Replayer:
+    """Scores batches of one dump; counts what it could not."""
+
+    def __init__(
+        self,
+        dump: Dump,
+        actors: Actors,
+        *,
+        device: str = "cpu",
+        batch_rows: int = BATCH_ROWS,
+        roundoff: float = 0.0,
+    ) -> None:
+        """`roundoff`: of the precision log-probs were computed in; 0 allows for none."""
+        self.dump, self.actors, self.device = dump, actors, _device(device)
+        self.batch_rows, self.roundoff = batch_rows, roundoff
+        self.policy = dump.policy
+        self.family = distribution.of_policy(self.policy)
+        self.missing: Counter[tuple[str | None, int | None]] = Counter()
+        """Rows without an actor, by agent and version."""
+        self.replayed = 0
+        self.is_prefix = self.policy["distribution"] == "categorical"
+        self.outputs = self.policy["action_space"] or 1
+        self._found: dict[tuple[str | None, int | None], Actor | None] = {}
+        self._lock = threading.Lock()
+        shape = self.policy["state_shape"]
+        self._width = math.prod(shape) if shape else None
+
+    @property
+    def columns(self) -> list[str]:
+        """What it reads of the dump."""
+        wanted = ["state_embed", *self.family.READS, "agent_id", "policy_version"]
+        return [name for name in wanted if self.dump.has(name)]
+
+    @property
+    def workers(self) -> int:
+        """Threads that may score batches at once."""
+        if self.device != "cpu":
+            return 1
+        return max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - 1))
+
+    def score(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
+        """The columns of SCORED for an Arrow batch, with PREFIX before their names."""
+        import numpy as np
+        import pyarrow as pa
+        import torch
+
+        count = rows.num_rows
+        made: dict[str, Array] = {s.name: np.zeros(count, s.numpy) for s in SCORED}
+        if self.policy["precision"] == "float64":
+            made["log_prob"] = np.zeros(count, np.float64)
+        known = np.zeros(count, bool)
+        countable = self.policy["distribution"] == "categorical"
+        with self._lock:
+            made["actor"] = self._actors_of(rows)
+            self._settle_widths(rows)
+        with torch.inference_mode():
+            for start in range(0, count, step := self._rows_at_once(rows)):
+                piece = rows.slice(start, step)
+                part = {name: values[start : start + step] for name, values in made.items()}
+                self._score_piece(piece, part, known[start : start + step])
+        with self._lock:
+            self.replayed += int(known.sum())
+        columns = {}
+        unknown = None if known.all() else ~known
+        for name, values in made.items():
+            null = unknown
+            if name == "actor":
+                null = values < 0
+            elif name in ("rank", "choices") and not countable:
+                null = np.ones(count, bool)
+            columns[PREFIX + name] = pa.array(values, mask=null)
+        return columns
+
+    def _settle_widths(self, rows: pa.RecordBatch) -> None:
+        """By the whole batch: of a piece, a row of another length may be the first or the only one."""
+        self._width = self._width or _usual_width(rows.column("state_embed"))
+        if "action" in self.family.READS and self.policy.get("action_size") is None:
+            self.policy["action_size"] = _usual_width(rows.column("action"))
+
+    def _rows_at_once(self, rows: pa.RecordBatch) -> int:
+        import pyarrow.compute as pc
+
+        widest = max(self.outputs, self._width or 1)
+        for name in ("state_embed", "subset_indices", "action_mask"):
+            if name in rows.schema.names:
+                longest = pc.max(pc.list_value_length(rows.column(name))).as_py()
+                widest = max(widest, longest or 1)
+        return max(1, min(self.batch_rows, MOST_NUMBERS // widest))
+
+    def _score_piece(self, rows: pa.RecordBatch, made: dict[str, Array], known: Array) -> None:
+        import numpy as np
+        import torch
+
+        states, whole = _states(rows.column("state_embed"), self._width)
+        asked = self.family.ask(rows, self.policy)
+        if self.is_prefix and not self.family.is_prefix(rows):
+            self.is_prefix = False
+        ready = whole & asked.answerable & (made["actor"] >= 0)
+        for number in np.unique(made["actor"][ready]):
+            mine: Any = np.flatnonzero(ready & (made["actor"] == number))
+            actor = self.actors.used[number]
+            count = len(mine)
+            if count == len(ready):
+                mine, table, questions = slice(None), states, asked
+            else:
+                table, questions = states[torch.from_numpy(mine)], asked.take(mine)
+            output, log_std = self._run(actor, table)
+            try:
+                scores = self.family.score(output, log_std, questions.to(self.device), self.policy)
+            except UsageError as error:
+                raise ReadError(f"{actor.path}: {error.problem}", error.step) from None
+            with self._lock:
+                actor.rows += count
+            self._file(scores, mine, made, known)
+
+    def _file(self, scores: Any, mine: Any, made: dict[str, Array], known: Array) -> None:
+        for name in ("log_prob", "entropy", "variance", "skew", "rank", "choices"):
+            if (values := getattr(scores, name)) is not None:
+                made[name][mine] = values.cpu().numpy()
+        rounding = scores.sensitivity * (ROUNDINGS * self.roundoff)
+        made["rounding"][mine] = rounding.nan_to_num(0.0, 0.0, 0.0).cpu().numpy()
+        known[mine] = True if scores.asked is None else scores.asked.cpu().numpy()
+
+    def _run(self, actor: Actor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        import torch
+
+        precise = torch.float64 if self.policy["precision"] == "float64" else torch.float32
+        with self._lock:
+            network = self.actors.network(actor)
+            network.module.to(self.device, precise)
+        shape = self.policy["state_shape"] or network.state_shape or [states.shape[1]]
+        if math.prod(shape) != states.shape[1]:
+            raise ReadError(
+                f"{actor.path}: expects states of {math.prod(shape)} numbers ({list(shape)}),"
+                f" but state_embed has {states.shape[1]}",
+                "is this the checkpoint of this dump?",
+            )
+        states = states.to(self.device, precise).reshape(-1, *shape)
+        try:
+            output = network.module(states)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise _mismatch(actor, network, states, error) from None
+        return self._checked(actor, network, output, len(states))
+
+    def _checked(
+        self, actor: Actor, network: Network, output: Any, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        import torch
+
+        log_std = network.log_std
+        if isinstance(output, tuple) and len(output) == 2:
+            output, log_std = output
+        fits = isinstance(output, torch.Tensor) and output.ndim == 2 and len(output) == count
+        if not fits or not (log_std is None or isinstance(log_std, torch.Tensor)):
+            wrong = log_std if fits else output
+            came = list(wrong.shape) if isinstance(wrong, torch.Tensor) else type(wrong).__name__
+            raise ReadError(f"{actor.path}: gives {came} for {count} states", "an actor gives [B, A]")
+        space = self.policy["action_space"]
+        if self.policy["distribution"] == "categorical" and space not in (None, output.shape[1]):
+            raise ReadError(
+                f"{actor.path}: gives {output.shape[1]} logits, but policy.action_space is {space}",
+                "is this the checkpoint of this dump?",
+            )
+        self.outputs = max(self.outputs, output.shape[1])
+        return output, None if log_std is None else log_std.to(self.device)
+
+    def _actors_of(self, rows: pa.RecordBatch) -> Array:
+        """The number of each row's actor; −1 where there is none."""
+        import numpy as np
+
+        count = rows.num_rows
+        if self.actors.is_one_for_all:
+            actor = self._find(None, None)
+            assert actor is not None
+            return np.full(count, actor.number, np.int32)
+        agents, agent_of = _coded_texts(rows, "agent_id")
+        versions, version_of = _coded_numbers(rows, "policy_version")
+        pair = agent_of * len(versions) + version_of
+        pairs, which, times = np.unique(pair, return_inverse=True, return_counts=True)
+        numbers: Array = np.empty(len(pairs), np.int32)
+        for i, (code, rows_of) in enumerate(zip(pairs, times, strict=True)):
+            agent, version = agents[code // len(versions)], versions[code % len(versions)]
+            actor = self._find(agent, version)
+            numbers[i] = -1 if actor is None else actor.number
+            if actor is None:
+                self.missing[agent, version] += int(rows_of)
+        found: Array = numbers[which]
+        return found
+
+    def _find(self, agent: str | None, version: int | None) -> Actor | None:
+        if (agent, version) not in self._found:
+            self._found[agent, version] = self.actors.find(agent, version)
+        return self._found[agent, version]
+
+
+def scored_batches(
+    batches: Iterable[Batch], replay: Replayer
+) -> Iterator[tuple[Batch, dict[str, pa.Array]]]:
+    """Each batch that has rows, with what the actors say of it; threads of their own run the networks.
+
+    Each runs its network alone: for layers of a usual size that is quicker than to share one layer
+    between threads, and ten times so where those have to wait for a core.
+    """
+    import torch
+
+    filled = (batch for batch in batches if batch.rows.num_rows)
+    alone = functools.partial(torch.set_num_threads, 1)
+    try:
+        yield from mapped(
+            lambda batch: (batch, replay.score(batch.rows)), filled, replay.workers, alone
+        )
+    finally:
+        torch.set_num_threads(torch.get_num_threads())  # a part of that setting is not the thread's own
+
+
+def tables(dump: Dump, replay: Replayer) -> Iterator[pa.RecordBatch]:
+    """The whole dump, replayed: row_id, agent and version, both log-probs, and what is in SCORED."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    told = [n for n in ("agent_id", "policy_version", "old_log_prob") if dump.has(n)]
+    read = dump.batches(list(dict.fromkeys([*replay.columns, *told])))
+    for batch, said in scored_batches(prefetch(read), replay):
+        scored = {name.removeprefix(PREFIX): values for name, values in said.items()}
+        last = batch.first_row + batch.rows.num_rows
+        columns = {"row_id": pa.array(np.arange(batch.first_row, last))}
+        columns |= {name: batch.rows.column(name) for name in told}
+        columns |= scored
+        if "old_log_prob" in told:
+            both = (batch.rows.column("old_log_prob"), scored["log_prob"])
+            columns["residual"] = pc.subtract(*(c.cast(pa.float64()) for c in both))
+        columns["expected_log_prob"] = pc.negate(scored["entropy"])
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name).cpu()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        detail = str(error).splitlines()[0][:120]
+        raise UsageError(
+            f"--device {name} cannot be used here ({detail})", "say --device cpu"
+        ) from None
+    return name
+
+
+def _mismatch(actor: Actor, network: Network, states: torch.Tensor, error: Exception) -> ReadError:
+    """Which layer it was that would not take what it was given."""
+    import torch
+
+    entered: list[tuple[str, Any, Any]] = []
+
+    def note(name: str, layer: Any) -> Any:
+        return lambda _, given: entered.append((name, layer, given))
+
+    hooks = []
+    for name, layer in network.module.named_modules():
+        if not any(True for _ in layer.children()):
+            hooks.append(layer.register_forward_pre_hook(note(name, layer)))
+            hooks.append(layer.register_forward_hook(lambda *_: entered.clear()))
+    try:
+        network.module(states[:1])
+    except (RuntimeError, ValueError, TypeError, IndexError) as again:
+        error = again
+    for hook in hooks:
+        hook.remove()
+    detail = " ".join(str(error).split())[:160]
+    if not entered:
+        return ReadError(
+            f"{actor.path}: cannot run on states of shape {list(states.shape[1:])} ({detail})"
+        )
+    name, layer, given = entered[-1]
+    came = [list(g.shape[1:]) for g in given if isinstance(g, torch.Tensor)]
+    where = f"layer {name} ({layer})" if name else str(layer)
+    return ReadError(
+        f"{actor.path}: {where} does not take {came[0] if came else given} for a row ({detail})",
+        "is this the checkpoint of this dump, and policy.state_shape what the actor saw?",
+    )
+
+
+def _usual_width(column: pa.Array) -> int | None:
+    """How long most rows of a column of vectors are; None where none holds a number."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(column).drop_null().to_numpy(zero_copy_only=False)
+    sizes, times = np.unique(lengths[lengths > 0], return_counts=True)
+    return int(sizes[times.argmax()]) if len(sizes) else None
+
+
+def _states(column: pa.Array, width: int | None) -> tuple[torch.Tensor, Array]:
+    """[B, width] and which rows can be shown to an actor; without a copy where that can be."""
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) and kind.list_size == width and not column.null_count:
+        numbers = column.values.slice(column.offset * width, len(column) * width)
+        if not numbers.null_count:
+            table = torch.from_dlpack(numbers).reshape(len(column), width)
+            return table, np.ones(len(column), bool)
+    states, whole = vectors.as_table(vectors.open_rows(column), width)
+    return torch.from_numpy(vectors.writable(states)), whole
+
+
+def _coded_texts(rows: pa.RecordBatch, name: str) -> tuple[list[str | None], Array]:
+    """The texts of a dictionary column and each row's place among them; null is the last."""
+    import numpy as np
+
+    if name not in rows.schema.names:
+        return [None], np.zeros(rows.num_rows, np.int64)
+    column = rows.column(name)
+    texts = column.dictionary.to_pylist()
+    codes = column.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False).astype(np.int64)
+    return [*texts, None], codes
+
+
+def _coded_numbers(rows: pa.RecordBatch, name: str) -> tuple[list[int | None], Array]:
+    import numpy as np
+
+    if name not in rows.schema.names:
+        return [None], np.zeros(rows.num_rows, np.int64)
+    column = rows.column(name)
+    numbers, codes = np.unique(column.fill_null(0).to_numpy(zero_copy_only=False), return_inverse=True)
+    if column.null_count:
+        codes[column.is_null().to_numpy(zero_copy_only=False)] = len(numbers)
+    return [*numbers.tolist(), None], codes
