@@ -194,16 +194,18 @@ class Database:
         """The view `replay`: what the actors said, beside what was stored; and the table `actors`."""
         import pyarrow as pa
 
-        told = ("agent_id", "policy_version", "timestep", "num_actions", "old_log_prob")
-        parts = [f"{self._view[name]} AS {name}" for name in told]
-        parts += [f"{PREFIX}{column.name} AS {column.name}" for column in SCORED]
-        parts += [f"-{PREFIX}entropy AS expected_log_prob"]
         stored, replayed = f"{self._view['old_log_prob']}::DOUBLE", f"{PREFIX}log_prob::DOUBLE"
-        parts += [f"{stored} - {replayed} AS residual"]
+        residual = f"{stored} - {replayed}"
         near, relative = self.settings["tolerance"], self.settings["relative_tolerance"]
         size = f"least(abs({stored}), abs({replayed}))"
-        parts += [f"{near!r} + {relative!r} * {size} + {PREFIX}rounding AS allowed"]
-        self.execute(f"CREATE VIEW replay AS SELECT row_id, {', '.join(parts)} FROM digested")
+        allowed = f"{near!r} + {relative!r} * {size} + {PREFIX}rounding"
+        told = ("agent_id", "policy_version", "timestep", "num_actions", "old_log_prob")
+        columns = {name: self._view[name] for name in told}
+        columns |= {column.name: f"{PREFIX}{column.name}" for column in SCORED}
+        columns |= {"expected_log_prob": f"-{PREFIX}entropy", "residual": residual, "allowed": allowed}
+        listed = ", ".join(f"{sql} AS {name}" for name, sql in columns.items())
+        self.execute(f"CREATE VIEW replay AS SELECT row_id, {listed} FROM digested")
+        self._view["confirmed"] = f"abs({residual}) <= {allowed}"
         types = [("actor", pa.int32()), ("path", pa.string()), ("sha256", pa.string())]
         rows = [{"actor": a.number, "path": a.path, "sha256": a.sha256} for a in actors]
         self.load("actors", pa.Table.from_pylist(rows, schema=pa.schema(types)))

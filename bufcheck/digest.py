@@ -121,6 +121,7 @@ FACTS: dict[str, Fact] = {
 FLAGS = [fact.name for fact in FACTS.values() if fact.type == FLAG]
 FLAGS += [c.name for c in schema.load().columns.values() if c.is_scalar and c.kind == "bool"]
 NULLS = "names of the columns that are null in this row"
+CONFIRMED = "the actor that acted gives the stored log-prob; null where no actor was asked"
 PREFIX = {"state_embed": "state"}
 AGENT_TYPE = "agent_name"
 """An ENUM of the dump's agents: one byte a row where a text takes sixteen, and quicker to group by."""
@@ -177,6 +178,7 @@ def _packed(columns: set[str], facts: frozenset[str]) -> list[str]:
 def view_columns(columns: set[str], facts: frozenset[str], own: Iterable[str]) -> dict[str, str]:
     """Each column of the view `digest`: what is stored, unpacked, and NULL for what the dump lacks."""
     view = {"row_id": "row_id", "nulls": _nulls_sql() if "nulls" in facts else "NULL::VARCHAR"}
+    view["confirmed"] = "NULL::BOOLEAN"
     for bit, (name, column) in enumerate(schema.load().columns.items()):
         if not column.is_scalar:
             continue

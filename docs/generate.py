@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bufcheck import digest, rule, schema, settings, shipped
+from bufcheck import digest, replayer, rule, schema, settings, shipped
 from bufcheck.cli import COMMANDS, main
 from bufcheck.database import split_header, table_names
 
@@ -48,6 +48,7 @@ def tables_page() -> str:
         "|---|---|",
         "| `row_id` | counts from 0 across the files of the dump |",
         f"| `nulls` | {digest.NULLS} |",
+        f"| `confirmed` | {digest.CONFIRMED} |",
         *(f"| `{fact.name}` | {fact.meaning} |" for fact in digest.FACTS.values()),
         "",
     ]
@@ -63,6 +64,17 @@ def tables_page() -> str:
         lines += [f"| `{column}` | {meaning} |" for column, meaning in header["columns"].items()]
         lines.append("")
     lines += [
+        "## replay, with `--actor`\n",
+        "One row per sample: what its actor says of it. Besides `agent_id`, `policy_version`,",
+        "`timestep`, `num_actions` and `old_log_prob`:\n",
+        "| column | meaning |",
+        "|---|---|",
+        *(f"| `{column.name}` | {column.meaning} |" for column in replayer.SCORED),
+        "| `expected_log_prob` | minus entropy |",
+        "| `residual` | old_log_prob - log_prob |",
+        "| `allowed` | how large the residual of this row may be |",
+        "",
+        "`actors` has the `path` and `sha256` of each `actor`.\n",
         "## samples\n",
         "`row_id` and the dump's own scalar and `x_` columns, as far as some rule reads them.\n",
         "## findings\n",

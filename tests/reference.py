@@ -504,7 +504,7 @@ def placeholder_log_prob(c: Context) -> Found:
         for row in c.rows
         if row["legal"] is not None and row["legal"] > 1 and finite(row["old_log_prob"])
     ]
-    yield from _zeros(judged)
+    yield from _zeros(judged, coarse=c.eps > 1e-6)
     if c.eps <= 1e-6:  # under coarse rounding, near -log K says nothing about exactly
         coarse = c.dump.types.get("entropy") == "float16"
         yield from _uniforms(judged, 4e-3 if coarse else 1e-4)
@@ -512,10 +512,10 @@ def placeholder_log_prob(c: Context) -> Found:
     yield from _constants(judged, c.eps)
 
 
-def _zeros(rows: list[Row]) -> Found:
+def _zeros(rows: list[Row], coarse: bool) -> Found:
     """A policy that is sure of itself leaves log-probs near 0 too: as they thin out from within 1e-3
     to within 1e-5, they thin out once more on the way to 0. If they do not thin out, they round to
-    it. A low entropy clears a row."""
+    it. A low entropy clears a row. Under coarse rounding, whatever is within 0.5 may become 0."""
     zeros = [
         row
         for row in rows
@@ -525,6 +525,8 @@ def _zeros(rows: list[Row]) -> Found:
     closer = sum(-1e-3 < row["old_log_prob"] <= -1e-5 for row in rows)
     thins_out = closest + 2 * math.sqrt(closest) < closer - 2 * math.sqrt(closer)
     expected = 0.01 + (closest + 0.1) ** 2 / (closer + 1)
+    if coarse:
+        expected = 0.01 + sum(row["old_log_prob"] > -0.5 and row["old_log_prob"] != 0 for row in rows)
     if (closest == 0 or thins_out) and _too_many(len(zeros), expected):
         yield from (row["row_id"] for row in zeros)
 

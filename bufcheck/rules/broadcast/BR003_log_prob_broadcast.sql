@@ -37,7 +37,7 @@ FROM (
                 AND coalesce(min(action_hash) = max(action_hash), true)
             )
     ) USING (episode_id, timestep)
-    WHERE agents > 1 AND legal_actions IS DISTINCT FROM 1
+    WHERE agents > 1 AND legal_actions IS DISTINCT FROM 1 AND confirmed IS NOT TRUE
     UNION ALL
     SELECT row_id, old_log_prob, 'the same in rows ' || first_row || ' to ' || last_row AS what
     FROM (
@@ -45,5 +45,6 @@ FROM (
         FROM runs
         WHERE quantity = 'log-prob' AND length >= $least_rows AND surprise > $surprise
     ) JOIN digest USING (row_id)
+    WHERE confirmed IS NOT TRUE
 )
 GROUP BY row_id

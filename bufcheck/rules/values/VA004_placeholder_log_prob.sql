@@ -17,11 +17,12 @@ surprise = 13.8
 -- `surprise` is -ln of the chance that a pattern is an accident: 13.8 is one in a million.
 -- Each pattern is compared with what lies next to it. A policy that is sure of itself leaves many
 -- log-probs near 0, not only at 0; a nearly uniform one leaves many near -log K; and 100,000 rows
--- are enough to see a constant. A stored entropy that agrees with the pattern clears the row.
+-- are enough to see a constant. A stored entropy that agrees with the pattern clears the row, and so
+-- does an actor that gives this very log-prob.
 WITH judged AS NOT MATERIALIZED (
     SELECT row_id, old_log_prob, num_actions, legal_actions, state_hash, entropy
     FROM digest
-    WHERE legal_actions > 1 AND isfinite(old_log_prob)
+    WHERE legal_actions > 1 AND isfinite(old_log_prob) AND confirmed IS NOT TRUE
 ),
 -- The few rows near 0 or near -log K. Under coarse rounding, near says nothing about exactly.
 near AS MATERIALIZED (
@@ -35,7 +36,7 @@ near AS MATERIALIZED (
         coalesce(entropy < 1e-4, false) AS certain,
         coalesce(abs(entropy - ln(legal_actions)) < $entropy_tolerance, false) AS uniform
     FROM judged
-    WHERE old_log_prob > -1e-3
+    WHERE old_log_prob > CASE WHEN $unit_roundoff > 1e-6 THEN -0.5 ELSE -1e-3 END
         OR $unit_roundoff <= 1e-6
         AND (
             abs(old_log_prob + ln(legal_actions)) <= 1e-4
@@ -48,7 +49,11 @@ counted AS (
         count(*) FILTER (WHERE NOT is_zero AND abs(old_log_prob) < 1e-5) AS closest,
         count(*) FILTER (WHERE old_log_prob <= -1e-5 AND old_log_prob > -1e-3) AS closer,
         -- Log-probs that thin out by some factor from there to here thin out by it once more.
-        0.01 + pow(closest + 0.1, 2) / (closer + 1) AS zeros_expected,
+        -- Coarse rounding takes whatever is near 0 to 0: zeros are then held against all of those.
+        CASE
+            WHEN $unit_roundoff > 1e-6 THEN 0.01 + count(*) FILTER (WHERE NOT is_zero)
+            ELSE 0.01 + pow(closest + 0.1, 2) / (closer + 1)
+        END AS zeros_expected,
         -- A policy whose log-probs do not thin out on the way to 0 is sure enough to round to it.
         closest > 0 AND closest + 2 * sqrt(closest) >= closer - 2 * sqrt(closer) AS sure,
         count(*) FILTER (WHERE from_uniform <= 1e-6 AND NOT uniform) AS uniforms,
