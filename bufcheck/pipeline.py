@@ -58,7 +58,7 @@ def validate(
     actors = _actors(options)
     dump = open_dump(paths, options.config)
     ranges = sampling.whole_episodes(dump, options.sample) if options.sample else None
-    lacking = settings.replay_lacks(dump) if actors else "an actor (--actor)"
+    lacking = settings.replay_lacks(dump) if actors else "an actor: --actor"
     replay = _replay(dump, actors, options) if actors and lacking is None else None
     with Database() as database:
         database.describe(dump, _rows(dump, ranges), options.tolerance, lacking)

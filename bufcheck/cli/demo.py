@@ -34,12 +34,16 @@ def _story(folder: Path) -> None:
 
     for name in ("healthy.parquet", "demo.parquet"):
         shutil.copyfile(shipped.folder("fixtures") / name, folder / name)
+    shutil.copytree(shipped.folder("fixtures") / "actors", folder / "actors", dirs_exist_ok=True)
     healthy, broken = str(folder / "healthy.parquet"), str(folder / "demo.parquet")
     hdf5, findings = str(folder / "demo.h5"), str(folder / "findings.parquet")
     _say("A healthy dump. Nothing is wrong with it, but without an actor nothing proves it either.")
     _run("validate", healthy)
+    _say("With the checkpoints that acted, every log-prob is recomputed. Now it is proven.")
+    actors = str(folder / "actors" / "{agent_id}-{policy_version}.safetensors")
+    _run("validate", healthy, "--actor", actors)
     _say("A dump from a trainer in trouble. Which rows, what is wrong with them, what to change.")
-    _run("validate", broken, "--findings", findings)
+    _run("validate", broken, "--actor", actors, "--findings", findings)
     _say("One of those rules in full.")
     _run("explain", "placeholder-log-prob")
     _say("The same dump as HDF5 gives the same account.")

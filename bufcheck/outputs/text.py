@@ -10,7 +10,7 @@ from click import style
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 VERDICTS = {"pass": "green", "fail": "red", "unverified": "yellow"}
 WIDTH = 100
-MOST_ACTORS = 8
+MOST_ACTORS = 3
 
 
 def render(report: dict[str, Any]) -> str:
