@@ -73,7 +73,11 @@ def open_dump(*paths: str) -> Dump:
 
 
 def replay(
-    dump: str | Sequence[str] | Dump, actors: Any, *, device: str = "cpu", arch: str | None = None
+    dump: str | PathLike[str] | Sequence[str] | Dump,
+    actors: Any,
+    *,
+    device: str = "cpu",
+    arch: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Recompute every log-prob of a dump; yields Arrow batches in row order.
 
@@ -87,7 +91,8 @@ def replay(
     from bufcheck.settings import UNIT_ROUNDOFF, replay_lacks
 
     if not isinstance(dump, dumps.Dump):
-        dump = dumps.open_dump([dump] if isinstance(dump, str) else [str(path) for path in dump])
+        paths = [dump] if isinstance(dump, str) or hasattr(dump, "__fspath__") else dump
+        dump = dumps.open_dump([str(path) for path in paths])
     if lacking := replay_lacks(dump):
         raise UsageError(f"{dump.given[0]}: a replay needs {lacking}")
     found = engine.Actors(engine.given_as(actors), engine.Loading(arch))

@@ -1,5 +1,5 @@
 """`python -m bufcheck` is `bufcheck`."""
 
-from bufcheck.cli import main
+from bufcheck.cli import run
 
-main(prog_name="bufcheck")
+run()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bufcheck.dump import Dump
 
 T = TypeVar("T")
-MEMORY_LIMIT = "400MB"
+MEMORY_LIMIT = "350MB"
 _GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples", "replay", "actors"}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +56,8 @@ def validate(
 ) -> dict[str, Any]:
     """Checks a dump and returns the report, as schemas/report.v1.schema.json describes it."""
     options = options or Options()
+    if options.actor:
+        threading.Thread(target=importlib.import_module, args=["torch"], daemon=True).start()
     chosen = rules.choose(options.select, options.ignore, options.config, options.rules)
     actors = _actors(options)
     dump = open_dump(paths, options.config)

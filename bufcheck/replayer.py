@@ -356,12 +356,12 @@ def _states(column: pa.Array, width: int | None) -> tuple[torch.Tensor, Array]:
     import pyarrow as pa
     import torch
 
-    kind = column.type
+    kind, count = column.type, len(column)
     if pa.types.is_fixed_size_list(kind) and kind.list_size == width and not column.null_count:
-        numbers = column.values.slice(column.offset * width, len(column) * width)
+        numbers = column.values.slice(column.offset * kind.list_size, count * kind.list_size)
         if not numbers.null_count:
-            table = torch.from_dlpack(numbers).reshape(len(column), width)
-            return table, np.ones(len(column), bool)
+            table = torch.utils.dlpack.from_dlpack(numbers).reshape(count, kind.list_size)
+            return table, np.ones(count, bool)
     states, whole = vectors.as_table(vectors.open_rows(column), width)
     return torch.from_numpy(vectors.writable(states)), whole
 

@@ -303,7 +303,7 @@ def test_what_makes_no_sense_without_a_mask_either(logits: str, fault: str) -> N
 
 @pytest.mark.parametrize("logits", list(SENSELESS))
 @settings(
-    max_examples=1000 if CAMPAIGN else 60,
+    max_examples=1000 if CAMPAIGN else 40,
     derandomize=not CAMPAIGN,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

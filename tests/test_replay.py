@@ -51,6 +51,7 @@ TYPES = {
     "action": pa.list_(pa.float32()),
     "old_log_prob": pa.float32(),
 }
+FIXED = {"state_embed": pa.list_(pa.float32(), D)}
 Row = dict[str, Any]
 Array = np.ndarray[Any, Any]
 Modules = dict[tuple[str, int], nn.Sequential]
@@ -197,7 +198,7 @@ def modules() -> Modules:
 def world(modules: Modules, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("world")
     rows = Game(masked=True).play(modules)
-    dump = write(folder / "dump.parquet", rows)
+    dump = write(folder / "dump.parquet", rows, FIXED)
     return World(modules, rows, dump, folder / "ckpt", save(modules, folder / "ckpt"))
 
 
@@ -226,9 +227,10 @@ def judged(*paths: Path, **options: Any) -> dict[str, Any]:
     return report
 
 
-def command(*arguments: object) -> Ran:
-    """The command line, within this process."""
-    result = CliRunner().invoke(main, [str(a) for a in arguments])
+def command(name: str, *arguments: object) -> Ran:
+    """The command line, within this process; `validate` with the rules that `judged` selects."""
+    chosen = ["--select", "log_prob"] if name == "validate" else []
+    result = CliRunner().invoke(main, [name, *map(str, arguments), *chosen])
     return Ran(result.exit_code, result.stdout, result.stderr)
 
 
@@ -502,7 +504,7 @@ def parts(world: World, folder: Path, count: int) -> list[Path]:
     cuts = np.linspace(0, len(world.rows), count + 1).astype(int) + np.arange(count + 1) % 2
     cuts[[0, -1]] = 0, len(world.rows)
     return [
-        write(folder / f"part-{n}.parquet", world.rows[start:stop])
+        write(folder / f"part-{n}.parquet", world.rows[start:stop], FIXED)
         for n, (start, stop) in enumerate(itertools.pairwise(cuts))
     ]
 
@@ -532,10 +534,10 @@ def test_files_formats_and_batches_give_the_same_replay(world: World, tmp_path: 
 def test_many_threads_say_what_one_does(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = parts(world, tmp_path, 40)
+    files = parts(world, tmp_path, 24)
     alone = judged(*files, actor=world.pattern)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    for _ in range(3):
+    for _ in range(2):
         report = judged(*files, actor=world.pattern)
         close(alone, report)
 
@@ -622,7 +624,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory, modules: Modules) -> tuple[P
             row["old_log_prob"] += float(rng.normal(0, 0.3))
         if rng.random() < 0.03:
             row["old_log_prob"] += float(rng.choice([-1, 1]) * rng.choice([4.9, 5.5, 11.0]))
-    types = {"old_log_prob": pa.float64(), "state_embed": pa.list_(pa.float32(), D)}
+    types = {"old_log_prob": pa.float64(), **FIXED}
     dump = write(folder / "dump.parquet", rows, types, precision="float64")
     save(modules, folder / "ckpt")
     return dump, folder / "ckpt" / "{agent_id}-{policy_version}.safetensors", rows

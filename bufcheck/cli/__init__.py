@@ -72,3 +72,13 @@ def _fail(message: str) -> None:
 @click.version_option(__version__, prog_name="bufcheck")
 def main() -> None:
     """Check a stored on-policy buffer before anyone trains on it again."""
+
+
+def run() -> None:
+    """What the command `bufcheck` starts. To take torch apart at the end would take half a second."""
+    try:
+        main(prog_name="bufcheck")
+    except SystemExit as done:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(done.code if isinstance(done.code, int) else EXIT_FAILED)

@@ -127,7 +127,7 @@ def score(
         logits = logits / policy["temperature"]
     scores = _softmax_scores(logits, chosen)
     choices = torch.full_like(chosen, logits.shape[1])
-    if open_to is not None:
+    if open_to is not None and asked.sizes is not None:
         choices = asked.sizes if asked.legal is None else open_to.sum(1)
     if policy["masked_logit"] is None:
         sensible = sensible & (choices > 0)
@@ -145,8 +145,8 @@ def _softmax_scores(logits: torch.Tensor, chosen: torch.Tensor) -> Scores:
     away = told.add_(entropy)
     weighted = chances.mul_(away).mul_(away)
     own = logits.gather(1, mine)
-    top = logits.amax(1, keepdim=True)
-    size = own.abs().where(own.isfinite(), 0) + top.abs()
+    # Both the logit and the sum of all that it is held against are rounded.
+    size = (own.abs() + (own - log_prob).abs()).nan_to_num_(0.0, 0.0)
     return Scores(
         log_prob[:, 0],
         entropy[:, 0],
