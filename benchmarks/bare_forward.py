@@ -1,8 +1,9 @@
-"""The baselines of P2 and P3: `python benchmarks/bare_forward.py batches|bounded|loop DUMP ACTOR [ROWS]`.
+"""The baselines of P2 and P3: `python benchmarks/bare_forward.py HOW DUMP ACTOR [ROWS]`.
 
 `batches` imports what bufcheck imports, reads every column as pyarrow does by default, runs the actor
 over the states, batch by batch, and does nothing with what comes out. `bounded` reads as bufcheck has
-to, with memory that does not grow with the row groups and with checksums verified. `loop` scores one row at a time with
+to, with memory that does not grow with the row groups and with checksums verified. `replay` is
+bufcheck.replay, and prints the rows it managed per second, reading included. `loop` scores one row at a time with
 torch.distributions.Categorical, as many a script does, and prints the rows it managed per second.
 """
 
@@ -21,6 +22,8 @@ import pyarrow.parquet as pq
 import safetensors
 import torch
 from torch.distributions import Categorical
+
+import bufcheck
 
 
 def load(path: str) -> torch.nn.Sequential:
@@ -69,5 +72,9 @@ if __name__ == "__main__":
                 dump, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
             )
             print(forward(file.iter_batches(8192, use_threads=False), load(actor)))
+        elif how == "replay":
+            begun = time.perf_counter()
+            rows = sum(batch.num_rows for batch in bufcheck.replay(dump, actor))
+            print(rows / (time.perf_counter() - begun))
         else:
             print(loop(dump, load(actor), int(sys.argv[4])))

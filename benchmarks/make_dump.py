@@ -21,7 +21,7 @@ BLOCK = 1 << 17
 
 
 def network(dim: int) -> list[np.ndarray]:
-    """Weights of dim → 64 → 64 → ACTIONS, with ReLU between."""
+    """Weights of dim → 64 → 64 → ACTIONS, with tanh between: the default of Stable-Baselines3."""
     rng = np.random.default_rng(1)
     sizes = [dim, HIDDEN, HIDDEN, ACTIONS]
     pairs = itertools.pairwise(sizes)
@@ -34,7 +34,7 @@ def save_network(path: Path, weights: list[np.ndarray]) -> None:
     layers: list[dict[str, object]] = []
     for weight in weights:
         size = {"in_features": weight.shape[0], "out_features": weight.shape[1], "bias": False}
-        layers += [{"type": "Linear", **size}, {"type": "ReLU"}]
+        layers += [{"type": "Linear", **size}, {"type": "Tanh"}]
     shape = [weights[0].shape[0]]
     described = {"format": "bufcheck.actor/1", "layers": layers[:-1], "state_shape": shape, "notes": []}
     tensors = {f"{2 * i}.weight": weight.T.copy() for i, weight in enumerate(weights)}
@@ -51,7 +51,7 @@ def act(
     """Which of its subset each row takes, and with what log-prob."""
     hidden = states
     for weight in weights[:-1]:
-        hidden = np.maximum(hidden @ weight, 0)
+        hidden = np.tanh(hidden @ weight)
     owner = np.repeat(np.arange(len(states)), np.diff(offsets))
     logits = (hidden @ weights[-1])[owner, subset].astype(np.float64)
     starts = offsets[:-1]

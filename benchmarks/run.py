@@ -116,19 +116,23 @@ def p2(folder: Path, rows: int) -> bool:
 
 
 def p3(folder: Path, rows: int) -> bool:
-    """Replayed rows per second, whole process, against a loop over rows with Categorical."""
+    """Rows per second of bufcheck.replay, reading included, against a loop over rows with Categorical.
+
+    Neither counts the start of Python: the loop runs over 20,000 rows only, as it would take minutes.
+    """
     dump, actor = str(folder / "dump.parquet"), str(folder / "actor.safetensors")
     make(Path(dump), rows, "--actor", actor)
-    [ours] = medians(3, ["-m", "bufcheck", "validate", dump, "--actor", actor])
-    command = [sys.executable, str(HERE / "bare_forward.py"), "loop", dump, actor, "20000"]
-    loop = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    speed = rows / ours.seconds
-    ratio = speed / loop
-    held = ratio >= 100
-    detail = f"{speed:,.0f} rows/s / {loop:,.0f} rows/s"
+    speeds: dict[str, list[float]] = {"replay": [], "loop": []}
+    for _ in range(3):
+        for how, found in speeds.items():
+            command = [sys.executable, str(HERE / "bare_forward.py"), how, dump, actor, "20000"]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found.append(float(done.stdout))
+    ours, loop = (statistics.median(found) for found in speeds.values())
+    held = ours / loop >= 100
     print(
-        f"P3  {'replayed rows per second against a loop with Categorical':58} {ratio:8.0f}"
-        f"  at least 100   {'holds' if held else 'MISSED':8}  {detail}"
+        f"P3  {'replayed rows per second against a loop with Categorical':58} {ours / loop:8.0f}"
+        f"  at least 100   {'holds' if held else 'MISSED':8}  {ours:,.0f} rows/s / {loop:,.0f} rows/s"
     )
     return held
 

@@ -88,6 +88,7 @@ def replay(
     from bufcheck import actor as engine
     from bufcheck import dump as dumps
     from bufcheck import replayer
+    from bufcheck.given import given_as
     from bufcheck.settings import UNIT_ROUNDOFF, replay_lacks
 
     if not isinstance(dump, dumps.Dump):
@@ -95,7 +96,7 @@ def replay(
         dump = dumps.open_dump([str(path) for path in paths])
     if lacking := replay_lacks(dump):
         raise UsageError(f"{dump.given[0]}: a replay needs {lacking}")
-    found = engine.Actors(engine.given_as(actors), engine.Loading(arch))
+    found = engine.Actors(given_as(actors), engine.Loading(arch))
     roundoff = UNIT_ROUNDOFF[dump.policy["precision"]]
     return replayer.tables(dump, replayer.Replayer(dump, found, device=device, roundoff=roundoff))
 

@@ -10,14 +10,13 @@ import re
 import shutil
 import tempfile
 import threading
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bufcheck import digest, schema, settings, shipped
+from bufcheck import description, digest, settings
 from bufcheck.replayer import PREFIX, SCORED
+from bufcheck.sql import fill_in, literal, table_sql, tables_named_in, words_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -29,57 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MEMORY_LIMIT = "350MB"
 _GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples", "replay", "actors"}
-
-
-@cache
-def table_names() -> list[str]:
-    return sorted(file.stem for file in (shipped.PACKAGE / "tables").glob("*.sql"))
-
-
-@cache
-def table_sql(name: str) -> str:
-    return split_header((shipped.PACKAGE / "tables" / f"{name}.sql").read_text("utf-8"))[1]
-
-
-def tables_named_in(sql: str) -> list[str]:
-    """The tables of `tables/` that stand in a FROM or JOIN: columns may have the same names."""
-    ends = "WHERE|GROUP|ORDER|HAVING|JOIN|ON|USING|UNION|LIMIT|SELECT|WINDOW|SEMI|LEFT|ANTI"
-    places = re.findall(
-        rf"\b(?:FROM|JOIN)\b([^()]*?)(?=\b(?:{ends})\b|[()]|$)", _bare(sql), re.IGNORECASE
-    )
-    words = words_of(" ".join(places))
-    return [name for name in table_names() if name in words]
-
-
-def words_of(sql: str) -> set[str]:
-    """The names a piece of SQL uses."""
-    return set(re.findall(r"\w+", _bare(sql)))
-
-
-def _bare(sql: str) -> str:
-    """SQL without comments and texts."""
-    return re.sub(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", " ", sql, flags=re.DOTALL)
-
-
-def fill_in(sql: str, values: Mapping[str, Any]) -> str:
-    """SQL with each $name replaced by its value, so that it runs anywhere as it stands."""
-    return re.sub(r"\$([a-z_]+)", lambda match: literal(values[match[1]]), sql)
-
-
-def literal(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def split_header(text: str) -> tuple[dict[str, Any], str]:
-    """A .sql file of ours is a TOML header in its first comment, then one SELECT."""
-    match = re.match(r"\s*/\*(.*?)\*/\s*(.*)", text, re.DOTALL)
-    if match is None:
-        raise ValueError("the file does not begin with a /* TOML header */")
-    return tomllib.loads(match[1]), match[2].strip().rstrip(";")
 
 
 class Database:
@@ -162,8 +110,14 @@ class Database:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
         import pyarrow as pa
 
-        self.load("files", pa.Table.from_pylist(list(_files(dump)), schema=_files_schema()))
-        self.load("columns", pa.Table.from_pylist(list(_columns(dump)), schema=_columns_schema()))
+        self.load(
+            "files",
+            pa.Table.from_pylist(list(description.files(dump)), schema=description.files_schema()),
+        )
+        self.load(
+            "columns",
+            pa.Table.from_pylist(list(description.columns(dump)), schema=description.columns_schema()),
+        )
         self.settings = settings.of_dump(dump, rows, tolerance, replay_lacks)
         self.load(
             "metadata",
@@ -247,81 +201,3 @@ class Database:
             # and let the command line end the process.
             self._stuck = True
             raise
-
-
-def _files(dump: Dump) -> Iterator[dict[str, Any]]:
-    from bufcheck.dump import declared_rows
-
-    for index, source in enumerate(dump.sources):
-        yield {
-            "file": index,
-            "path": str(source.path),
-            "format": source.format,
-            "rows": source.rows,
-            "first_row": dump.starts[index],
-            "declared_rows": declared_rows(source),
-            "described": source.metadata is not None,
-            "uneven": ", ".join(f"{n} has {c}" for n, c in source.uneven.items()) or None,
-        }
-
-
-def _columns(dump: Dump) -> Iterator[dict[str, Any]]:
-    known = schema.load().columns
-    required = schema.load().required(dump.policy)
-    for name in dict.fromkeys([*dump.columns, *known]):
-        stored = dump.columns.get(name, [])
-        lacking = [i for i in range(len(dump.sources)) if i not in {c.file for c in stored}]
-        column = known.get(name)
-        wrong = [c for c in stored if column and not schema.fits(column, c.type)]
-        yield {
-            "name": name,
-            "known": column is not None,
-            "own": name.startswith(schema.OWN_COLUMN),
-            "required": name in required,
-            "files_with": len(stored),
-            "files_without": len(lacking) if stored else len(dump.sources),
-            "lacking": str(dump.sources[lacking[0]].path) if lacking else None,
-            "type": schema.type_name((wrong or stored)[0].type) if stored else None,
-            "expected": " or ".join(column.types) if column else None,
-            # A foreign file promised nothing: what was read into it is `assumed`, not wrong.
-            "fits": not wrong or (not dump.declared and all(c.read_as for c in wrong)),
-            "readable": dump.has(name),
-        }
-
-
-def _files_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("file", pa.int32()),
-            ("path", pa.string()),
-            ("format", pa.string()),
-            ("rows", pa.int64()),
-            ("first_row", pa.int64()),
-            ("declared_rows", pa.int64()),
-            ("described", pa.bool_()),
-            ("uneven", pa.string()),
-        ]
-    )
-
-
-def _columns_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    text, flag, number = pa.string(), pa.bool_(), pa.int64()
-    return pa.schema(
-        [
-            ("name", text),
-            ("known", flag),
-            ("own", flag),
-            ("required", flag),
-            ("files_with", number),
-            ("files_without", number),
-            ("lacking", text),
-            ("type", text),
-            ("expected", text),
-            ("fits", flag),
-            ("readable", flag),
-        ]
-    )

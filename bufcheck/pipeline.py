@@ -18,6 +18,7 @@ from bufcheck.database import Database
 from bufcheck.digester import Digester
 from bufcheck.dump import Batch, Dump, open_dump
 from bufcheck.format import VERIFIED, Ranges
+from bufcheck.given import given_as
 from bufcheck.replayer import Replayer
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Options:
     baseline: Path | None = None
     findings: Path | None = None
     actor: Any = ()
-    """Texts as on the command line, or what actor.given_as takes in Python."""
+    """Texts as on the command line, or what given_as takes in Python."""
     arch: str | None = None
     trust_checkpoint_code: bool = False
     device: str = "cpu"
@@ -84,7 +85,7 @@ def _actors(options: Options) -> actor.Actors | None:
     if isinstance(options.actor, (tuple, list)) and not options.actor:
         return None
     loading = actor.Loading(options.arch, options.trust_checkpoint_code)
-    return actor.Actors(actor.given_as(options.actor), loading)
+    return actor.Actors(given_as(options.actor), loading)
 
 
 def _replay(dump: Dump, actors: actor.Actors, options: Options) -> Replayer:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bufcheck import distribution, vectors
+from bufcheck import distribution, forward, vectors
 from bufcheck.ahead import mapped, prefetch
 from bufcheck.errors import ReadError, UsageError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from bufcheck.actor import Actor, Actors, Network
+    from bufcheck.actor import Actor, Actors
     from bufcheck.dump import Batch, Dump
     from bufcheck.vectors import Array
 
@@ -68,7 +68,7 @@ class Replayer:
         roundoff: float = 0.0,
     ) -> None:
         """`roundoff`: of the precision log-probs were computed in; 0 allows for none."""
-        self.dump, self.actors, self.device = dump, actors, _device(device)
+        self.dump, self.actors, self.device = dump, actors, forward.usable_device(device)
         self.batch_rows, self.roundoff = batch_rows, roundoff
         self.policy = dump.policy
         self.family = distribution.of_policy(self.policy)
@@ -178,48 +178,14 @@ class Replayer:
         made["rounding"][mine] = rounding.nan_to_num(0.0, 0.0, 0.0).cpu().numpy()
         known[mine] = True if scores.asked is None else scores.asked.cpu().numpy()
 
-    def _run(self, actor: Actor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        import torch
-
-        precise = torch.float64 if self.policy["precision"] == "float64" else torch.float32
+    def _run(self, actor: Actor, states: torch.Tensor) -> forward.Output:
+        precise = forward.precision(self.policy)
         with self._lock:
             network = self.actors.network(actor)
             network.module.to(self.device, precise)
-        shape = self.policy["state_shape"] or network.state_shape or [states.shape[1]]
-        if math.prod(shape) != states.shape[1]:
-            raise ReadError(
-                f"{actor.path}: expects states of {math.prod(shape)} numbers ({list(shape)}),"
-                f" but state_embed has {states.shape[1]}",
-                "is this the checkpoint of this dump?",
-            )
-        states = states.to(self.device, precise).reshape(-1, *shape)
-        try:
-            output = network.module(states)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise _mismatch(actor, network, states, error) from None
-        return self._checked(actor, network, output, len(states))
-
-    def _checked(
-        self, actor: Actor, network: Network, output: Any, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        import torch
-
-        log_std = network.log_std
-        if isinstance(output, tuple) and len(output) == 2:
-            output, log_std = output
-        fits = isinstance(output, torch.Tensor) and output.ndim == 2 and len(output) == count
-        if not fits or not (log_std is None or isinstance(log_std, torch.Tensor)):
-            wrong = log_std if fits else output
-            came = list(wrong.shape) if isinstance(wrong, torch.Tensor) else type(wrong).__name__
-            raise ReadError(f"{actor.path}: gives {came} for {count} states", "an actor gives [B, A]")
-        space = self.policy["action_space"]
-        if self.policy["distribution"] == "categorical" and space not in (None, output.shape[1]):
-            raise ReadError(
-                f"{actor.path}: gives {output.shape[1]} logits, but policy.action_space is {space}",
-                "is this the checkpoint of this dump?",
-            )
+        output, log_std = forward.run(actor, network, states.to(self.device, precise), self.policy)
         self.outputs = max(self.outputs, output.shape[1])
-        return output, None if log_std is None else log_std.to(self.device)
+        return output, log_std
 
     def _actors_of(self, rows: pa.RecordBatch) -> Array:
         """The number of each row's actor; −1 where there is none."""
@@ -289,55 +255,6 @@ def tables(dump: Dump, replay: Replayer) -> Iterator[pa.RecordBatch]:
             columns["residual"] = pc.subtract(*(c.cast(pa.float64()) for c in both))
         columns["expected_log_prob"] = pc.negate(scored["entropy"])
         yield pa.RecordBatch.from_pydict(columns)
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=name).cpu()
-    except (RuntimeError, AssertionError, ImportError) as error:
-        detail = str(error).splitlines()[0][:120]
-        raise UsageError(
-            f"--device {name} cannot be used here ({detail})", "say --device cpu"
-        ) from None
-    return name
-
-
-def _mismatch(actor: Actor, network: Network, states: torch.Tensor, error: Exception) -> ReadError:
-    """Which layer it was that would not take what it was given."""
-    import torch
-
-    entered: list[tuple[str, Any, Any]] = []
-
-    def note(name: str, layer: Any) -> Any:
-        return lambda _, given: entered.append((name, layer, given))
-
-    hooks = []
-    for name, layer in network.module.named_modules():
-        if not any(True for _ in layer.children()):
-            hooks.append(layer.register_forward_pre_hook(note(name, layer)))
-            hooks.append(layer.register_forward_hook(lambda *_: entered.clear()))
-    try:
-        network.module(states[:1])
-    except (RuntimeError, ValueError, TypeError, IndexError) as again:
-        error = again
-    for hook in hooks:
-        hook.remove()
-    detail = " ".join(str(error).split())[:160]
-    if not entered:
-        return ReadError(
-            f"{actor.path}: cannot run on states of shape {list(states.shape[1:])} ({detail})"
-        )
-    name, layer, given = entered[-1]
-    came = [list(g.shape[1:]) for g in given if isinstance(g, torch.Tensor)]
-    where = f"layer {name} ({layer})" if name else str(layer)
-    return ReadError(
-        f"{actor.path}: {where} does not take {came[0] if came else given} for a row ({detail})",
-        "is this the checkpoint of this dump, and policy.state_shape what the actor saw?",
-    )
 
 
 def _usual_width(column: pa.Array) -> int | None:

@@ -24,16 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bufcheck import digest, settings, shipped
-from bufcheck.database import (
-    Database,
-    fill_in,
-    split_header,
-    table_sql,
-    tables_named_in,
-    words_of,
-)
+from bufcheck.database import Database
 from bufcheck.dump import declared_rows
 from bufcheck.errors import ConfigError, UsageError
+from bufcheck.sql import fill_in, split_header, table_sql, tables_named_in, words_of
 
 if TYPE_CHECKING:
     from bufcheck.config import Config
@@ -182,7 +176,7 @@ def _configured(rule: Rule, config: Config) -> Rule:
     return replace(rule, severity=severity, parameters={**rule.parameters, **settings})
 
 
-# What a rule reads
+# What a rule reads, and whether a dump has it
 
 
 def words_used(rule: Rule, *, on_demand: bool) -> set[str]:
@@ -201,9 +195,6 @@ def _words_with_tables(sql: str) -> set[str]:
     for name in tables_named_in(sql):
         words |= _words_with_tables(table_sql(name))
     return words
-
-
-# Running
 
 
 def why_not(rule: Rule, dump: Dump, values: Mapping[str, Any]) -> tuple[str, bool] | None:
@@ -245,6 +236,9 @@ def _lack(table: str, name: str, dump: Dump, values: Mapping[str, Any]) -> tuple
         if all(lacking):
             return f"column {' and '.join(lacking[0])}", False
     return None
+
+
+# Running
 
 
 def run(rule: Rule, database: Database, dump: Dump) -> Outcome:

@@ -9,7 +9,7 @@ import click
 
 from bufcheck import digest, replayer, rule, schema, settings, shipped
 from bufcheck.cli import COMMANDS, main
-from bufcheck.database import split_header, table_names
+from bufcheck.sql import split_header, table_names
 
 HERE = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py -->\n"

@@ -27,10 +27,11 @@ from torch.nn import functional as F  # noqa: N812
 
 import bufcheck as api
 from bufcheck import actor as engine
-from bufcheck.actor import Actors, Given, Loading, Network, given_as
+from bufcheck.actor import Actors, Loading, Network
 from bufcheck.actors import described_layers
 from bufcheck.actors._layers import LAYERS, Normalize
 from bufcheck.errors import BufcheckError, ReadError, UsageError
+from bufcheck.given import Given, given_as
 
 FLIPS = 2000 if CAMPAIGN else 200
 

@@ -23,11 +23,12 @@ from bufcheck import schema
 # An engine may use what stands before it; a member of a collection its engine and what that may use.
 ORDER = [
     ["errors", "shipped", "ahead"],
-    ["schema"],
+    ["schema", "given", "sql"],
     ["config", "vectors", "format"],
     ["files", "whole_file"],
     ["dump", "digest"],
-    ["digester", "sampling", "settings", "actor", "distribution"],
+    ["digester", "sampling", "settings", "description", "actor", "distribution"],
+    ["forward"],
     ["replayer"],
     ["database"],
     ["rule"],

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["READS", "Asked", "ask", "score"]
 REACH, STEP = 6.5, 0.5
 NODES, MOST_NODES = 48, 512
-"""Expectations over the Gaussian: an even grid this far out, in standard deviations, in steps no wider than
-this of what is squashed."""
+"""Expectations over the Gaussian: an even grid this far out, in standard deviations, and in steps of
+what is squashed no wider than this."""
 
 
 def score(output: Tensor, log_std: Tensor | None, asked: Asked, policy: Mapping[str, Any]) -> Scores:

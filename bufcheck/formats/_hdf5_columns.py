@@ -7,6 +7,7 @@ A column has a `type`, its number of `rows`, the datasets it is `made_of`, `read
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ def arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 @dataclass
-class Column:
+class Column(ABC):
     name: str
     type: pa.DataType
     made_of: list[Stored]
@@ -55,8 +56,8 @@ class Column:
     def fit(self, start: int, stop: int) -> int:
         return min(stop, start + max(1, SLICE_BYTES // max(1, self.row_bytes)))
 
-    def read(self, start: int, stop: int) -> pa.Array:
-        raise NotImplementedError
+    @abstractmethod
+    def read(self, start: int, stop: int) -> pa.Array: ...
 
     def nulls(self, start: int, stop: int) -> np.ndarray[Any, Any] | None:
         return None if self.valid is None else numbers(self.valid, start, stop) == 0

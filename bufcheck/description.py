@@ -1,0 +1,90 @@
+"""What a dump says of itself, as tables: `files` and `columns`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from bufcheck import schema
+from bufcheck.dump import declared_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from bufcheck.dump import Dump
+
+
+def files(dump: Dump) -> Iterator[dict[str, Any]]:
+    for index, source in enumerate(dump.sources):
+        yield {
+            "file": index,
+            "path": str(source.path),
+            "format": source.format,
+            "rows": source.rows,
+            "first_row": dump.starts[index],
+            "declared_rows": declared_rows(source),
+            "described": source.metadata is not None,
+            "uneven": ", ".join(f"{n} has {c}" for n, c in source.uneven.items()) or None,
+        }
+
+
+def columns(dump: Dump) -> Iterator[dict[str, Any]]:
+    known = schema.load().columns
+    required = schema.load().required(dump.policy)
+    for name in dict.fromkeys([*dump.columns, *known]):
+        stored = dump.columns.get(name, [])
+        lacking = [i for i in range(len(dump.sources)) if i not in {c.file for c in stored}]
+        column = known.get(name)
+        wrong = [c for c in stored if column and not schema.fits(column, c.type)]
+        yield {
+            "name": name,
+            "known": column is not None,
+            "own": name.startswith(schema.OWN_COLUMN),
+            "required": name in required,
+            "files_with": len(stored),
+            "files_without": len(lacking) if stored else len(dump.sources),
+            "lacking": str(dump.sources[lacking[0]].path) if lacking else None,
+            "type": schema.type_name((wrong or stored)[0].type) if stored else None,
+            "expected": " or ".join(column.types) if column else None,
+            # A foreign file promised nothing: what was read into it is `assumed`, not wrong.
+            "fits": not wrong or (not dump.declared and all(c.read_as for c in wrong)),
+            "readable": dump.has(name),
+        }
+
+
+def files_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("file", pa.int32()),
+            ("path", pa.string()),
+            ("format", pa.string()),
+            ("rows", pa.int64()),
+            ("first_row", pa.int64()),
+            ("declared_rows", pa.int64()),
+            ("described", pa.bool_()),
+            ("uneven", pa.string()),
+        ]
+    )
+
+
+def columns_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    text, flag, number = pa.string(), pa.bool_(), pa.int64()
+    return pa.schema(
+        [
+            ("name", text),
+            ("known", flag),
+            ("own", flag),
+            ("required", flag),
+            ("files_with", number),
+            ("files_without", number),
+            ("lacking", text),
+            ("type", text),
+            ("expected", text),
+            ("fits", flag),
+            ("readable", flag),
+        ]
+    )
