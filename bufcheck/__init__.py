@@ -89,7 +89,7 @@ def replay(
     from bufcheck import dump as dumps
     from bufcheck import replayer
     from bufcheck.given import given_as
-    from bufcheck.settings import UNIT_ROUNDOFF, replay_lacks
+    from bufcheck.settings import replay_lacks, replay_roundoff
 
     if not isinstance(dump, dumps.Dump):
         paths = [dump] if isinstance(dump, str) or hasattr(dump, "__fspath__") else dump
@@ -97,7 +97,7 @@ def replay(
     if lacking := replay_lacks(dump):
         raise UsageError(f"{dump.given[0]}: a replay needs {lacking}")
     found = engine.Actors(given_as(actors), engine.Loading(arch))
-    roundoff = UNIT_ROUNDOFF[dump.policy["precision"]]
+    roundoff = replay_roundoff(dump)
     return replayer.tables(dump, replayer.Replayer(dump, found, device=device, roundoff=roundoff))
 
 

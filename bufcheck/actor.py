@@ -17,7 +17,7 @@ import hashlib
 import importlib
 import pkgutil
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,10 @@ class Actors:
         self.used: list[Actor] = []
         self._by_source: dict[Any, Actor] = {}
         self._loaded: OrderedDict[int, Network] = OrderedDict()
+        self._sizes: dict[int, int] = {}
         self._sources: dict[int, Any] = {}
+        self.prepare: Callable[[Network], object] = lambda network: None
+        """What is done to each network when it is loaded."""
 
     @property
     def is_one_for_all(self) -> bool:
@@ -108,10 +111,12 @@ class Actors:
             network.module.eval()
             for parameter in network.module.parameters():
                 parameter.requires_grad_(False)
+            self.prepare(network)
             actor.kind, actor.notes, actor.assumed = network.kind, network.notes, network.assumed
             loaded[actor.number] = network
-            while len(loaded) > 1 and sum(n.nbytes for n in loaded.values()) > MOST_BYTES_LOADED:
-                loaded.popitem(last=False)
+            self._sizes[actor.number] = network.nbytes
+            while len(loaded) > 1 and sum(self._sizes.values()) > MOST_BYTES_LOADED:
+                del self._sizes[loaded.popitem(last=False)[0]]
         loaded.move_to_end(actor.number)
         return loaded[actor.number]
 

@@ -70,7 +70,8 @@ class Database:
         try:
             self.execute(f"CREATE TABLE {name} AS {select or 'SELECT * FROM batches'}")
         finally:
-            self.connection.unregister("batches")
+            if not self._stuck:  # a busy connection takes no call
+                self.connection.unregister("batches")
 
     def name_agents(self, names: Iterable[str]) -> None:
         """Makes the type of `agent_id`, in the order of the names, which is the order of texts."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 Output = tuple["torch.Tensor", "torch.Tensor | None"]
 """Logits or means, [B, A], and the log_std of a Gaussian."""
-ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
-"""What a module may raise that is shown what it was not made for."""
 WHOSE = "is this the checkpoint of this dump?"
 
 
@@ -38,7 +36,7 @@ def run(actor: Actor, network: Network, states: torch.Tensor, policy: Mapping[st
     states = states.reshape(-1, *shape)
     try:
         output = network.module(states)
-    except ERRORS as error:
+    except Exception as error:  # whatever a module raises that is shown what it was not made for
         raise _mismatch(actor, network, states, error) from None
     return _checked(actor, network, output, len(states), policy)
 
@@ -49,13 +47,15 @@ def _checked(
     import torch
 
     log_std = network.log_std
-    if isinstance(output, tuple) and len(output) == 2:
+    if isinstance(output, (tuple, list)) and len(output) == 2:
         output, log_std = output
     fits = isinstance(output, torch.Tensor) and output.ndim == 2 and len(output) == count
     if not fits or not (log_std is None or isinstance(log_std, torch.Tensor)):
         wrong = log_std if fits else output
         came = list(wrong.shape) if isinstance(wrong, torch.Tensor) else type(wrong).__name__
-        raise ReadError(f"{actor.path}: gives {came} for {count} states", "an actor gives [B, A]")
+        gaussian = policy["distribution"] != "categorical"
+        wanted = "tensors mean and log_std, [B, n] each" if gaussian else "a tensor of logits, [B, A]"
+        raise ReadError(f"{actor.path}: gives {came} for {count} states", f"it must give {wanted}")
     space = policy["action_space"]
     if policy["distribution"] == "categorical" and space not in (None, output.shape[1]):
         raise ReadError(
@@ -95,14 +95,16 @@ def _mismatch(actor: Actor, network: Network, states: torch.Tensor, error: Excep
             hooks.append(layer.register_forward_hook(lambda *_: entered.clear()))
     try:
         network.module(states[:1])
-    except ERRORS as again:
+    except Exception as again:
         error = again
     for hook in hooks:
         hook.remove()
     detail = " ".join(str(error).split())[:160]
     if not entered:
+        detail = detail or type(error).__name__
         return ReadError(
-            f"{actor.path}: cannot run on states of shape {list(states.shape[1:])} ({detail})"
+            f"{actor.path}: cannot run on states of shape {list(states.shape[1:])} ({detail})",
+            "an actor is a module that takes states: of an agent with a critic, give its actor",
         )
     name, layer, given = entered[-1]
     came = [list(g.shape[1:]) for g in given if isinstance(g, torch.Tensor)]

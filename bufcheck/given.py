@@ -56,7 +56,7 @@ def _as_source(source: Any) -> Any:
 
 def _parse(text: str) -> Given:
     """PATH, AGENT=PATH or AGENT@VERSION=PATH; a path may be a pattern."""
-    who, equals, path = text.partition("=")
+    who, equals, path = _split(text)
     fixed = os.path.dirname(text.partition("{")[0])  # what of a pattern's path is the same for all
     if not equals or os.path.exists(text) or ("=" in fixed and os.path.isdir(fixed)):
         return _checked(Given(None, None, text))
@@ -64,6 +64,15 @@ def _parse(text: str) -> Given:
     if at and re.fullmatch(r"-?\d+", version):
         return _checked(Given(agent, int(version), path))
     return _checked(Given(who, None, path))
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """At the first = that leads to a file; an agent's name may hold one too."""
+    for match in re.finditer("=", text):
+        who, path = text[: match.start()], text[match.end() :]
+        if os.path.isfile(path) or _PLACE.search(path.partition("=")[0]):
+            return who, "=", path
+    return text.partition("=")
 
 
 def _checked(given: Given) -> Given:
@@ -77,6 +86,14 @@ def _checked(given: Given) -> Given:
         raise UsageError(
             f"{given.source}: is a folder",
             "name a file, or a pattern such as DIR/{agent_id}-{policy_version}.pt",
+        )
+    if not given.source:
+        raise UsageError(
+            "--actor names no file", "--actor takes PATH, AGENT=PATH or AGENT@VERSION=PATH"
+        )
+    if "{" in given.source and not os.path.isfile(given.source):
+        raise UsageError(
+            f"{given.source}: no such actor", "a pattern has {agent_id} or {policy_version}"
         )
     if not os.path.isfile(given.source):  # nor a pipe or a device: it is read more than once
         raise ReadError(

@@ -17,6 +17,7 @@ from bufcheck.config import Config
 from bufcheck.database import Database
 from bufcheck.digester import Digester
 from bufcheck.dump import Batch, Dump, open_dump
+from bufcheck.errors import UsageError
 from bufcheck.format import VERIFIED, Ranges
 from bufcheck.given import given_as
 from bufcheck.replayer import Replayer
@@ -68,6 +69,8 @@ def validate(
     with Database() as database:
         database.describe(dump, _rows(dump, ranges), options.tolerance, lacking)
         columns = _load(database, dump, chosen, replay, ranges, progress)
+        if replay:
+            _refuse_strangers(replay, dump, _rows(dump, ranges))
         outcomes = _run_all(chosen, database, dump)
         known = 0
         if options.baseline:
@@ -83,13 +86,27 @@ def validate(
 
 def _actors(options: Options) -> actor.Actors | None:
     if isinstance(options.actor, (tuple, list)) and not options.actor:
+        if options.arch:
+            raise UsageError("--arch says how to load an actor, and none is given", "add --actor PATH")
         return None
     loading = actor.Loading(options.arch, options.trust_checkpoint_code)
     return actor.Actors(given_as(options.actor), loading)
 
 
+def _refuse_strangers(replay: Replayer, dump: Dump, rows: int) -> None:
+    """Not one row has an actor: a name was mistyped, and a report would not be what was asked for."""
+    if sum(replay.missing.values()) < rows:
+        return
+    (agent, version), _ = replay.missing.most_common(1)[0]
+    told = f"version {version}" if dump.has("policy_version") else "the dump has no policy_version"
+    raise UsageError(
+        f"no row has an actor: most are of agent {agent}, {told}",
+        "say --actor PATH, AGENT=PATH, AGENT@VERSION=PATH or a pattern that leads to files",
+    )
+
+
 def _replay(dump: Dump, actors: actor.Actors, options: Options) -> Replayer:
-    roundoff = settings.UNIT_ROUNDOFF[dump.policy["precision"]] if options.tolerance is None else 0.0
+    roundoff = settings.replay_roundoff(dump) if options.tolerance is None else 0.0
     return Replayer(
         dump, actors, device=options.device, batch_rows=options.batch_size, roundoff=roundoff
     )

@@ -79,6 +79,8 @@ class Replayer:
         self.outputs = self.policy["action_space"] or 1
         self._found: dict[tuple[str | None, int | None], Actor | None] = {}
         self._lock = threading.Lock()
+        precise = forward.precision(self.policy)
+        actors.prepare = lambda network: network.module.to(self.device, precise)
         shape = self.policy["state_shape"]
         self._width = math.prod(shape) if shape else None
 
@@ -179,11 +181,10 @@ class Replayer:
         known[mine] = True if scores.asked is None else scores.asked.cpu().numpy()
 
     def _run(self, actor: Actor, states: torch.Tensor) -> forward.Output:
-        precise = forward.precision(self.policy)
         with self._lock:
             network = self.actors.network(actor)
-            network.module.to(self.device, precise)
-        output, log_std = forward.run(actor, network, states.to(self.device, precise), self.policy)
+        states = states.to(self.device, forward.precision(self.policy))
+        output, log_std = forward.run(actor, network, states, self.policy)
         self.outputs = max(self.outputs, output.shape[1])
         return output, log_std
 

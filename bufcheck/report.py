@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bufcheck.replayer import Replayer
     from bufcheck.rule import Outcome
 
+COARSE = 0.1
+"""Nats: an allowance for rounding beyond this hides faults that matter."""
 MOST_NAMED = 3
 """Groups of rows without an actor that a sentence names; the report lists all."""
 
@@ -93,7 +95,11 @@ def _assumed_of(replay: Replayer | None) -> dict[str, dict[str, Any]]:
 
 def _replay(replay: Replayer, database: Database, rows: int) -> dict[str, Any]:
     settings = database.settings
-    [worst] = database.rows("SELECT max(abs(residual)) AS error, max(rounding) AS rounding FROM replay")
+    [worst] = database.rows(
+        "SELECT max(abs(residual)) FILTER (isfinite(residual)) AS error, max(rounding) AS rounding,"
+        f" count(*) FILTER (rounding > {COARSE}) AS coarse FROM replay"
+    )
+    unasked = rows - replay.replayed - sum(replay.missing.values())
     missing = [
         {"agent_id": agent, "policy_version": version, "rows": count}
         for (agent, version), count in replay.missing.most_common()
@@ -107,6 +113,7 @@ def _replay(replay: Replayer, database: Database, rows: int) -> dict[str, Any]:
             "absolute": settings["tolerance"],
             "relative": settings["relative_tolerance"],
             "most_for_rounding": worst["rounding"] or 0.0,
+            "coarse_rows": worst["coarse"],
             "precision": replay.policy["precision"],
             "given": replay.roundoff == 0,
         },
@@ -121,11 +128,11 @@ def _replay(replay: Replayer, database: Database, rows: int) -> dict[str, Any]:
             }
             for actor in replay.actors.used
         ],
-        "notes": _notes(replay, database, rows - replay.replayed - sum(replay.missing.values())),
+        "notes": _notes(replay, database, unasked, worst["coarse"]),
     }
 
 
-def _notes(replay: Replayer, database: Database, unasked: int) -> list[str]:
+def _notes(replay: Replayer, database: Database, unasked: int, coarse: int) -> list[str]:
     notes = []
     if replay.is_prefix and replay.dump.has("subset_indices"):
         notes.append(
@@ -145,6 +152,11 @@ def _notes(replay: Replayer, database: Database, unasked: int) -> list[str]:
     for given in replay.actors.given:
         if isinstance(given.source, str) and not given.places and given.source not in used:
             notes.append(f"no row needed {given.source}")
+    if coarse:
+        notes.append(
+            f"rounding in {replay.policy['precision']} can move the log-probs of {coarse:,} rows"
+            f" by more than {COARSE}: a smaller fault does not show in them"
+        )
     return notes
 
 
@@ -174,15 +186,22 @@ def _open_questions(
     return reasons
 
 
+def _version(version: int | None, with_versions: bool) -> str:
+    if version is None:
+        return " without a policy_version" if with_versions else ""
+    return f", version {version}"
+
+
 def _not_replayed(replayed: dict[str, Any]) -> str:
+    with_versions = any(group["policy_version"] is not None for group in replayed["missing"])
     text = f"the log-probs of {replayed['not_replayed']:,} rows were not replayed"
     named = [
         f"{group['rows']:,} of agent {group['agent_id']}"
-        + ("" if group["policy_version"] is None else f", version {group['policy_version']}")
+        + _version(group["policy_version"], with_versions)
         for group in replayed["missing"]
     ]
     if len(named) > MOST_NAMED:
-        named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} groups more"]
+        named[MOST_NAMED:] = [f"and {len(named) - MOST_NAMED:,} more"]
     return text + (f": no actor for {'; '.join(named)}" if named else ": they cannot be asked about")
 
 

@@ -203,7 +203,8 @@ def why_not(rule: Rule, dump: Dump, values: Mapping[str, Any]) -> tuple[str, boo
     if rule.applies not in (None, family):
         return f"for {rule.applies} policies only", False
     if rule.legal_if and values.get(rule.legal_if):
-        return f"{rule.legal_if.replace('_', '.', 1)} declares it legal", False
+        key = rule.legal_if.replace("_", ".", 1).replace("subset_all", "subset = all")
+        return f"{key} declares it legal", False
     for need in rule.needs:
         if lacking := missing(need, dump, values):
             return f"needs {lacking[0]}", lacking[1]

@@ -69,6 +69,11 @@ def of_dump(
     }
 
 
+def replay_roundoff(dump: Dump) -> float:
+    """Of the precision log-probs were computed in; what was fed to the actor is stored as float32."""
+    return max(UNIT_ROUNDOFF[dump.policy["precision"]], UNIT_ROUNDOFF["float32"])
+
+
 def replay_lacks(dump: Dump) -> str | None:
     """The column without which no actor can be asked about this dump."""
     needed = ["state_embed", "old_log_prob"]

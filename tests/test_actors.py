@@ -604,7 +604,7 @@ def test_a_nested_checkpoint_goes_to_the_factory_as_it_is(tmp_path: Path, factor
     network = load(path, arch=f"{factories}:make")
     assert same(mlp(), network, states((4,)))
     assert network.notes == [
-        "leaves 3 tensors of the file unused: "
+        "leaves tensors of the file unused: "
         "model_state_dict.critic.weight, optimizer.0.exp_avg, optimizer.1.0"
     ]
 

@@ -11,6 +11,11 @@ import json
 import math
 import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -411,7 +416,7 @@ def test_an_agent_without_any_actor(world: World) -> None:
     assert report["replay"]["missing"] == [
         {"agent_id": "EDU", "policy_version": version, "rows": 8} for version in range(VERSIONS)
     ]
-    assert report["unverified"][0].endswith("agent EDU, version 2; 1 groups more")
+    assert report["unverified"][0].endswith("agent EDU, version 2; and 1 more")
 
 
 def test_one_actor_for_several_versions_is_noted(
@@ -728,10 +733,11 @@ def test_what_is_not_finite_survives_into_the_report(
         assert "null" not in text
         return report
 
-    infinite = report_with([-math.inf, math.inf])
-    assert infinite["replay"]["worst_error"] == infinite["metrics"]["all"]["error_max"] == "inf"
-    assert infinite["metrics"]["all"]["nonfinite"] == 2
     kept = [r for i, r in enumerate(rows) if i not in at[:2] and sum(r["action_mask"]) > 1]
+    infinite = report_with([-math.inf, math.inf])
+    assert infinite["metrics"]["all"]["error_max"] == "inf"
+    assert infinite["replay"]["worst_error"] == pytest.approx(measures(kept)["error_max"], rel=1e-6)
+    assert infinite["metrics"]["all"]["nonfinite"] == 2
     for name, value in measures(kept).items():  # the rest is measured without them
         if name in ("error_mean", "k1", "k2", "k3", "chi2", "ess"):
             assert infinite["metrics"]["all"][name] == pytest.approx(value, rel=1e-7), name
@@ -739,7 +745,7 @@ def test_what_is_not_finite_survives_into_the_report(
         "replay"
     ]["decades"]
     unknown = report_with([math.nan, math.inf])
-    assert unknown["replay"]["worst_error"] == unknown["metrics"]["all"]["error_max"] == "NaN"
+    assert unknown["metrics"]["all"]["error_max"] == "NaN"
     assert rule_of(unknown)["rows"] == rule_of(infinite)["rows"]
     overflown = report_with([-1e200, -2000.0])["metrics"]["all"]
     assert overflown["chi2"] == overflown["k2"] == overflown["k3"] == "inf"
@@ -775,6 +781,7 @@ def test_tolerance_can_be_tightened_and_loosened(world: World, tmp_path: Path) -
             "absolute": tight,
             "relative": 0.0,
             "most_for_rounding": 0.0,
+            "coarse_rows": 0,
             "precision": "float32",
             "given": True,
         }
@@ -847,7 +854,7 @@ MISFITS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "its own code": (Between, f"cannot run on states of shape [{D}]"),
     "one logit too few dimensions": (
         lambda: nn.Sequential(nn.Linear(D, 1), nn.Flatten(0)),
-        "an actor gives [B, A]",
+        "it must give a tensor of logits, [B, A]",
     ),
     "a hidden state beside": (lambda: Pair(nn.Linear(D, A), {}), "gives dict for"),
 }
@@ -1215,3 +1222,118 @@ def test_actions_of_another_length_are_not_replayed_and_the_others_are(
     assert report["replay"]["worst_error"] < 1e-5
     found = replayed(dump, module)
     assert [i for i, value in enumerate(found["log_prob"]) if value is None] == [0, 3, 6, 9]
+
+
+# At the edges
+
+
+def test_a_failing_dump_still_names_the_rows_without_an_actor(world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.folder, tmp_path / "ckpt")
+    (tmp_path / "ckpt" / "LAB-2.safetensors").unlink()
+    rows = [dict(row) for row in world.rows]
+    rows[0]["old_log_prob"] -= 1
+    dump = write(tmp_path / "dump.parquet", rows, FIXED)
+    pattern = tmp_path / "ckpt" / "{agent_id}-{policy_version}.safetensors"
+    ran = command("validate", dump, "--actor", pattern)
+    assert ran.code == 1
+    missing = sum(row["agent_id"] == "LAB" and row["policy_version"] == 2 for row in rows)
+    assert f"not replayed: {missing} rows" in ran.out
+    assert f"no actor for {missing} rows of agent LAB, version 2" in ran.out
+
+
+@pytest.mark.parametrize("given", ["NOBODY={one}", "EDU@99={one}", "{folder}/none/{{agent_id}}.pt"])
+def test_actors_that_fit_no_row_are_a_mistake(
+    given: str, world: World, one: tuple[nn.Sequential, Path], tmp_path: Path
+) -> None:
+    line = refused(
+        bufcheck("validate", world.dump, "--actor", given.format(one=one[1], folder=tmp_path))
+    )
+    assert "no row has an actor" in line
+
+
+def test_an_agent_may_have_an_equals_sign_in_its_name(
+    one: tuple[nn.Sequential, Path], tmp_path: Path
+) -> None:
+    rows = [
+        {**row, "agent_id": "lr=1"} for row in Game().play(alike(one[0])) if row["agent_id"] == "EDU"
+    ]
+    dump = write(tmp_path / "dump.parquet", rows, FIXED)
+    assert judged(dump, actor=[f"lr=1={one[1]}"])["replay"]["not_replayed"] == 0
+
+
+def test_arch_without_an_actor_is_a_mistake(world: World) -> None:
+    assert "--actor" in refused(bufcheck("validate", world.dump, "--arch", "a.py:make"))
+
+
+def test_actions_are_stored_in_float32_whatever_they_were_computed_in(tmp_path: Path) -> None:
+    """A narrow Gaussian far from 0 loses more by that than float64 log-probs are apart."""
+    rng = np.random.default_rng(0)
+    std, mean = 1e-3, 7.0
+    exact = rng.normal(mean, std, 400)
+    rows = [
+        {
+            "episode_id": 0,
+            "timestep": i,
+            "agent_id": "a",
+            "state_embed": [0.0],
+            "action": [float(np.float32(x))],
+            "old_log_prob": -0.5 * ((x - mean) / std) ** 2
+            - math.log(std)
+            - 0.5 * math.log(2 * math.pi),
+        }
+        for i, x in enumerate(exact)
+    ]
+    actor = nn.Linear(1, 2)
+    actor.weight.data.zero_()
+    actor.bias.data = torch.tensor([mean, math.log(std)])
+    types = {"old_log_prob": pa.float64(), "state_embed": pa.list_(pa.float32(), 1)}
+    told = {"distribution": "diagonal_gaussian", "precision": "float64", "action_space": None}
+    dump = write(tmp_path / "dump.parquet", rows, types, **told)
+    found = judged(dump, actor=actor.double())
+    assert found["replay"]["worst_error"] > 2e-4
+    assert rule_of(found)["status"] == "pass"
+
+
+SLOW = """
+import time, torch
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 12)
+    def forward(self, states):
+        open(MARK, "w").close()
+        time.sleep(0.2)
+        return self.layer(states)
+def make(held):
+    module = Slow()
+    module.load_state_dict(held)
+    return module
+"""
+
+
+def test_ctrl_c_during_the_replay(world: World, tmp_path: Path) -> None:
+    mark = tmp_path / "running"
+    (tmp_path / "slow.py").write_text(f"MARK = {str(mark)!r}\n{SLOW}")
+    torch.save({"layer.weight": torch.zeros(A, D), "layer.bias": torch.zeros(A)}, tmp_path / "a.pt")
+    options = ["--actor", "a.pt", "--arch", "slow.py:make", "--batch-size", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bufcheck", "validate", str(world.dump), *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    for _ in range(600):
+        if mark.exists():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err.strip()) == (130, "bufcheck: interrupted")
+
+
+def test_a_closed_stdout_is_no_finding(world: World) -> None:
+    line = f"{sys.executable} -m bufcheck validate {world.dump} --actor '{world.pattern}' >&-"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=ROOT)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0

@@ -197,7 +197,7 @@ def _compared(
     if unsaved:
         notes.append(f"has buffers that a state dict leaves out, as {arch} made them: {_few(unsaved)}")
     if left:
-        notes.append(f"leaves {len(left)} tensors of the file unused: {_few(left)}")
+        notes.append(f"leaves tensors of the file unused: {_few(left)}")
     return notes
 
 

@@ -35,7 +35,7 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             # Not sys.exit: a query that has not noticed yet would crash the interpreter's shutdown.
             _say("interrupted")
-            sys.stdout.flush()
+            _flush()
             os._exit(EXIT_INTERRUPTED)
         except click.ClickException as error:
             error.show()
@@ -52,6 +52,12 @@ class Commands(click.Group):
             detail = " ".join(str(error).split())[:300]
             problem = f"unexpected {type(error).__name__}: {detail}"
             _fail(f"{problem}; BUFCHECK_DEBUG=1 shows where")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it may have been closed before we began
+            stream.flush()
 
 
 def _say(message: str) -> None:
@@ -80,8 +86,7 @@ def run() -> None:
     try:
         main(prog_name="bufcheck")
     except SystemExit as done:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         os._exit(done.code if isinstance(done.code, int) else EXIT_FAILED)
 
 

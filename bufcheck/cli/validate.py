@@ -23,7 +23,7 @@ Examples:
   bufcheck validate dump.parquet --baseline known.parquet
 
 \b
-Exit codes: 0 no finding at or above --fail-on, 1 findings (or unverified with --strict),
+Exit codes: 0 no finding at or above --fail-on, 1 findings (or not pass with --strict),
 2 the check could not be done.
 """
 

@@ -57,18 +57,34 @@ def _replay(replay: dict[str, Any]) -> str:
         if tolerance["most_for_rounding"] > tolerance["absolute"]:
             allowed += f" + up to {tolerance['most_for_rounding']:.2g} for rounding"
         whose = "by --tolerance" if tolerance["given"] else f"for {tolerance['precision']}"
-        lines[0] += f", worst error {replay['worst_error'] or 0:.2g} (allowed {whose}: {allowed})"
+        lines[0] += f", worst error {replay['worst_error'] or 0:.2g}"
+        if strange := sum(d["rows"] for d in replay["decades"] if d["error"] == "not finite"):
+            lines[0] += f", {strange:,} not finite"
+        lines[0] += f" (allowed {whose}: {allowed})"
         spread = (f"{_percent(decade['share'])} {decade['error']}" for decade in replay["decades"])
         if replay["decades"]:
             lines.append(_wrap(f"errors: {' · '.join(spread)}", "  "))
+    if replay["not_replayed"]:
+        lines.append(style(f"  not replayed: {_count(replay['not_replayed'], 'row')}", bold=True))
+        lines += [_group(group) for group in replay["missing"][:MOST_ACTORS]]
+        if len(replay["missing"]) > MOST_ACTORS:
+            lines.append(f"    … and {len(replay['missing']) - MOST_ACTORS:,} groups more")
     for actor in replay["actors"][:MOST_ACTORS]:
         digest = f" sha256 {actor['sha256'][:12]}" if actor["sha256"] else ""
         lines.append(f"  {actor['path']}: {actor['kind']}, {_count(actor['rows'], 'row')}{digest}")
         lines += [_wrap(f"note: {note}", "    ") for note in actor["notes"]]
     if len(replay["actors"]) > MOST_ACTORS:
-        lines.append(f"  … and {len(replay['actors']) - MOST_ACTORS} more (all of them: --format json)")
+        lines.append(
+            f"  … and {len(replay['actors']) - MOST_ACTORS:,} more (all of them: --format json)"
+        )
     lines += [_wrap(f"note: {note}", "  ") for note in replay["notes"]]
     return "\n".join(lines)
+
+
+def _group(group: dict[str, Any]) -> str:
+    version = group["policy_version"]
+    whose = f"agent {group['agent_id']}" + ("" if version is None else f", version {version}")
+    return f"    no actor for {_count(group['rows'], 'row')} of {whose}"
 
 
 def _finding(rule: dict[str, Any]) -> str:
@@ -104,7 +120,10 @@ def _left_open(report: dict[str, Any]) -> list[str]:
     lines = []
     open_rules = [r for r in report["rules"] if r["status"] == "not-checked"]
     if open_rules:
-        listed = "; ".join(f"{r['name']} ({r['reason']})" for r in open_rules)
+        reasons: dict[str, list[str]] = {}
+        for rule in open_rules:
+            reasons.setdefault(rule["reason"], []).append(rule["name"])
+        listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
         lines.append(_wrap(f"not checked: {listed}", "", style_head="not checked:"))
     if assumed := report["dump"]["assumed"]:
         listed = "; ".join(f"{k} = {_value(a['value'])} ({a['source']})" for k, a in assumed.items())

@@ -4,7 +4,19 @@ name = "sampling-miscalibrated"
 severity = "warning"
 scope = "dump"
 needs = ["replay.log_prob", "digest.old_log_prob"]
-unless = "SELECT CASE WHEN NOT coalesce(bool_or(judged), false) THEN 'needs more rows with a choice whose log-prob the actor confirms' END FROM calibration"
+unless = """
+SELECT CASE
+    WHEN NOT coalesce(bool_or(judged AND pooled), false)
+        AND coalesce(sum(rows) FILTER (judged AND NOT pooled), 0)
+            < 0.9 * coalesce(sum(rows) FILTER (NOT pooled), 1)
+    THEN format(
+        'needs more rows with a choice whose log-prob the actor confirms: {:,} of {:,} could be judged',
+        coalesce(sum(rows) FILTER (judged AND NOT pooled), 0)::BIGINT,
+        coalesce(sum(rows) FILTER (NOT pooled), 0)::BIGINT
+    )
+END
+FROM calibration
+"""
 summary = "The actions are not what the actor would sample, although their log-probs are right."
 why = "Log-probs of the policy on actions of another distribution make every importance ratio 1 and every one of them wrong: the gradient is that of a policy that never acted."
 cause = "Sampling at a temperature, with top-k, top-p or epsilon-greedy, or taking the argmax, while storing the log-prob of the plain policy."
