@@ -51,6 +51,20 @@ def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
         thread.join()
 
 
+def later(work: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Begins work(…) on a thread of its own; its result is waited for where it is asked for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 def mapped(
     work: Callable[[T], U], items: Iterable[T], workers: int, prepare: Callable[[], None]
 ) -> Iterator[U]:

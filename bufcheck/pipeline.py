@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bufcheck import actor, digest, findings, replayer, report, sampling, schema, settings
 from bufcheck import rule as rules
-from bufcheck.ahead import prefetch
+from bufcheck.ahead import later, prefetch
 from bufcheck.config import Config
 from bufcheck.database import Database
 from bufcheck.digester import Digester
@@ -58,16 +57,18 @@ def validate(
 ) -> dict[str, Any]:
     """Checks a dump and returns the report, as schemas/report.v1.schema.json describes it."""
     options = options or Options()
-    if options.actor:
-        threading.Thread(target=importlib.import_module, args=["torch"], daemon=True).start()
+    if options.actor:  # torch takes its time to import; the dump can be opened meanwhile
+        later(importlib.import_module, "torch")
     chosen = rules.choose(options.select, options.ignore, options.config, options.rules)
     actors = _actors(options)
     dump = open_dump(paths, options.config)
     ranges = sampling.whole_episodes(dump, options.sample) if options.sample else None
     lacking = settings.replay_lacks(dump) if actors else "an actor: --actor"
     replay = _replay(dump, actors, options) if actors and lacking is None else None
+    agents = later(_agents, dump)
     with Database() as database:
         database.describe(dump, _rows(dump, ranges), options.tolerance, lacking)
+        database.name_agents(agents.result())
         columns = _load(database, dump, chosen, replay, ranges, progress)
         if replay:
             _refuse_strangers(replay, dump, _rows(dump, ranges))
@@ -122,7 +123,6 @@ def _load(
 ) -> set[str]:
     """Fills `digest` with what the rules that can run ask for; returns the columns that were read."""
     runnable = [rule for rule in chosen if rules.why_not(rule, dump, database.settings) is None]
-    database.name_agents(dump.texts_of("agent_id") if dump.has("agent_id") else [])
     # A replay has the states at hand anyway: what may be wanted later is then cheaper to take now.
     closer = _words(runnable, on_demand=True)
     words = closer if replay else _words(runnable, on_demand=False)
@@ -135,6 +135,10 @@ def _load(
         database.make_replay(replay.actors.used)
     database.lock()
     return columns
+
+
+def _agents(dump: Dump) -> set[str]:
+    return dump.texts_of("agent_id") if dump.has("agent_id") else set()
 
 
 def _words(runnable: list[Rule], *, on_demand: bool) -> set[str]:

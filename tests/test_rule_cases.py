@@ -382,6 +382,7 @@ def test_printed_sql_returns_the_flagged_rows(rule: rules.Rule, case: Row, tmp_p
     replay = pipeline._replay(dump, actors, options) if actors else None
     with Database() as database:
         database.describe(dump, dump.rows, None, None if actors else "an actor")
+        database.name_agents(pipeline._agents(dump))
         pipeline._load(database, dump, chosen, replay, None, None)
         pipeline._run_all([r for r in chosen if r is not rule], database, dump)
         printed = rule.runnable_sql(database.settings)
