@@ -251,13 +251,14 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
         return Outcome(rule, NOT_CHECKED, *reason)
     try:
         database.prepare_for(rule.sql)
-        database.execute(f"CREATE OR REPLACE TEMP TABLE hits AS {rule.runnable_sql(database.settings)}")
+        select = rule.runnable_sql(database.settings)
+        [made] = database.rows(f"CREATE OR REPLACE TEMP TABLE hits AS {select}")
+        if not made["Count"]:
+            return _found_nothing(rule, dump, database)
         [counted] = database.rows(
             "SELECT count(DISTINCT row_id) AS rows, count(*) FILTER (row_id IS NULL) AS whole FROM hits"
         )
         rows, findings = counted["rows"], counted["rows"] + counted["whole"]
-        if not findings:
-            return _found_nothing(rule, dump, database)
         database.execute(_filing(rule))
         database.show_digest()
         examples = _examples(rule, database)

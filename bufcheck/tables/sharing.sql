@@ -25,14 +25,9 @@ occurring AS (
 ),
 spectrum AS (SELECT quantity, times, count(*) AS vals FROM occurring GROUP BY ALL),
 drawn AS (SELECT quantity, sum(times * vals) AS total FROM spectrum GROUP BY quantity),
-sampled_steps AS (
-    SELECT episode_id, timestep, agents
-    FROM steps
-    WHERE agents > 1 AND hash(episode_id, timestep) <= $sample_below
-),
 common AS (
     SELECT
-        agents,
+        count(DISTINCT agent_id) + count(*) - count(agent_id) AS agents,
         min(state_hash) = max(state_hash) AND count(state_hash) = count(*) AS state,
         min(subset_hash) = max(subset_hash) AND count(subset_hash) = count(*) AS subset,
         -- Where one action was possible, log-prob 0 says nothing; and one actor in one context gives
@@ -49,8 +44,10 @@ common AS (
         ) AS log_prob,
         min(advantage) = max(advantage) AND min(advantage) <> 0
         AND count(advantage) = count(*) AS advantage
-    FROM digest JOIN sampled_steps USING (episode_id, timestep)
-    GROUP BY episode_id, timestep, agents
+    FROM digest
+    WHERE hash(episode_id, timestep) <= $sample_below AND episode_id IS NOT NULL AND timestep IS NOT NULL
+    GROUP BY episode_id, timestep
+    HAVING agents > 1
 ),
 tested AS (
     SELECT
