@@ -49,7 +49,7 @@ def validate(*paths: str, **options: Any) -> dict[str, Any]:
     """Check a dump (files, globs, folders) and return the report as a dict.
 
     Options are those of `bufcheck validate`: select, ignore, rules, tolerance, sample, baseline,
-    findings, actor, arch, trust_checkpoint_code, device, batch_size, and config (the path of a
+    findings, causes, actor, arch, trust_checkpoint_code, device, batch_size, and config (the path of a
     bufcheck.toml). `actor` takes what `replay` takes.
     """
     from pathlib import Path
@@ -57,7 +57,7 @@ def validate(*paths: str, **options: Any) -> dict[str, Any]:
     from bufcheck import config as configuration
     from bufcheck import pipeline
 
-    for name in ("rules", "baseline", "findings", "config"):
+    for name in ("rules", "baseline", "findings", "causes", "config"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
     if (path := options.pop("config", None)) is not None:

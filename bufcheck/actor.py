@@ -105,13 +105,16 @@ class Actors:
 
     def network(self, actor: Actor) -> Network:
         """Its network, loaded now or kept from before."""
+        import torch
+
         loaded = self._loaded
         if actor.number not in loaded:
-            network = load(self._sources[actor.number], self.loading)
-            network.module.eval()
-            for parameter in network.module.parameters():
-                parameter.requires_grad_(False)
-            self.prepare(network)
+            with torch.inference_mode(False):  # a diagnosis may want to know slopes
+                network = load(self._sources[actor.number], self.loading)
+                network.module.eval()
+                for parameter in network.module.parameters():
+                    parameter.requires_grad_(False)
+                self.prepare(network)
             actor.kind, actor.notes, actor.assumed = network.kind, network.notes, network.assumed
             loaded[actor.number] = network
             self._sizes[actor.number] = network.nbytes

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from bufcheck.actor import Actor
     from bufcheck.dump import Dump
+    from bufcheck.vectors import Array
 
 T = TypeVar("T")
 MEMORY_LIMIT = "350MB"
@@ -154,7 +155,7 @@ class Database:
         near, relative = self.settings["tolerance"], self.settings["relative_tolerance"]
         size = f"least(abs({stored}), abs({replayed}))"
         allowed = f"{near!r} + {relative!r} * {size} + {PREFIX}rounding"
-        told = ("agent_id", "policy_version", "timestep", "num_actions", "old_log_prob")
+        told = ("episode_id", "agent_id", "policy_version", "timestep", "num_actions", "old_log_prob")
         columns = {name: self._view[name] for name in told}
         columns |= {column.name: f"{PREFIX}{column.name}" for column in SCORED}
         columns |= {"expected_log_prob": f"-{PREFIX}entropy", "residual": residual, "allowed": allowed}
@@ -190,6 +191,10 @@ class Database:
             return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
         return self._interruptible(run)
+
+    def columns(self, sql: str) -> dict[str, Array]:
+        """The same as arrays, for what has no NULL in it."""
+        return self._interruptible(lambda: dict(self.connection.execute(sql).fetchnumpy()))
 
     def _interruptible(self, run: Callable[[], T]) -> T:
         """Runs DuckDB on another thread: it holds up Ctrl-C where it runs, so that is not here."""

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from bufcheck.rule import Outcome
 
 MARK = "bufcheck.findings/1"
+CAUSES_MARK = "bufcheck.causes/1"
 LISTED = """
     SELECT
         findings.row_id, episode_id::BIGINT AS episode_id, timestep::INTEGER AS timestep,
-        agent_id::VARCHAR AS agent_id, code, rule, severity, NULL::VARCHAR AS cause,
+        agent_id::VARCHAR AS agent_id, code, rule, severity, causes.cause AS cause,
         old_log_prob::DOUBLE AS old_log_prob, {replayed} AS replayed_log_prob, message
-    FROM findings LEFT JOIN digest USING (row_id) {and_replay}
+    FROM findings LEFT JOIN digest USING (row_id) LEFT JOIN causes USING (row_id) {and_replay}
     ORDER BY findings.row_id NULLS FIRST, code, message
 """
 
@@ -35,6 +36,14 @@ def write(database: Database, path: Path, sources: Sequence[Path]) -> None:
     reader = database.connection.sql(listed).to_arrow_reader(1 << 16)
     with whole_file(path, sources=sources, replace=True) as temporary:
         formats.member("parquet").write(temporary, reader.schema, reader, {"format": MARK})
+
+
+def write_causes(database: Database, path: Path, sources: Sequence[Path]) -> None:
+    """One row per row that a cause explains, and where its log-prob came from if that is known."""
+    listed = "SELECT row_id, cause, confidence, source_row_id FROM causes ORDER BY row_id"
+    reader = database.connection.sql(listed).to_arrow_reader(1 << 16)
+    with whole_file(path, sources=sources, replace=True) as temporary:
+        formats.member("parquet").write(temporary, reader.schema, reader, {"format": CAUSES_MARK})
 
 
 def accept_known(database: Database, outcomes: list[Outcome], path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import string
@@ -140,3 +141,20 @@ def source_for(given: Given, agent: str | None, version: int | None) -> Any:
         return None
     path = "".join(filled)
     return path if os.path.isfile(path) else None
+
+
+def versions_given(given: Iterable[Given]) -> set[int]:
+    """The policy versions that checkpoints are there for: named outright, or found by a pattern."""
+    found = set()
+    for one in given:
+        if one.version is not None:
+            found.add(one.version)
+        if "policy_version" in one.places:
+            # An agent's name may be anything; a version is a number.
+            places = {"agent_id": ".*?", "policy_version": r"(-?\d+)"}
+            parts = re.split(r"(\{agent_id\}|\{policy_version\})", one.source)
+            spelled = "".join(places.get(p[1:-1]) or re.escape(p) for p in parts)
+            anything = "".join("*" if p[1:-1] in places else glob.escape(p) for p in parts)
+            matches = (re.fullmatch(spelled, path) for path in glob.iglob(anything))
+            found |= {int(match[1]) for match in matches if match}
+    return found

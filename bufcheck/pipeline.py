@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bufcheck import actor, digest, findings, replayer, report, sampling, schema, settings
+from bufcheck import actor, cause, digest, findings, replayer, report, sampling, schema, settings
 from bufcheck import rule as rules
 from bufcheck.ahead import later, prefetch
 from bufcheck.config import Config
 from bufcheck.database import Database
+from bufcheck.diagnosis import diagnose
 from bufcheck.digester import Digester
 from bufcheck.dump import Batch, Dump, open_dump
 from bufcheck.errors import UsageError
@@ -43,6 +44,7 @@ class Options:
     sample: int | None = None
     baseline: Path | None = None
     findings: Path | None = None
+    causes: Path | None = None
     actor: Any = ()
     """Texts as on the command line, or what given_as takes in Python."""
     arch: str | None = None
@@ -59,7 +61,9 @@ def validate(
     options = options or Options()
     if options.actor:  # torch takes its time to import; the dump can be opened meanwhile
         later(importlib.import_module, "torch")
-    chosen = rules.choose(options.select, options.ignore, options.config, options.rules)
+    without = frozenset(_names(options.ignore)) & set(cause.names())
+    ignored = [name for name in _names(options.ignore) if name not in without]
+    chosen = rules.choose(options.select, ignored, options.config, options.rules)
     actors = _actors(options)
     dump = open_dump(paths, options.config)
     ranges = sampling.whole_episodes(dump, options.sample) if options.sample else None
@@ -76,13 +80,24 @@ def validate(
         known = 0
         if options.baseline:
             known = findings.accept_known(database, outcomes, options.baseline)
-        if options.findings:
-            sources = [source.path for source in dump.sources]
-            findings.write(database, options.findings, sources)
         unread = bool(set(dump.columns) - columns)
+        if replay:
+            replay.acting = list(replay.actors.used)
+        diagnosis = diagnose(dump, database, replay, without)
+        sources = [source.path for source in dump.sources]
+        if options.findings:
+            findings.write(database, options.findings, sources)
+        if options.causes:
+            findings.write_causes(database, options.causes, sources)
         return report.of_run(
-            report.Checked(dump, database, outcomes, replay, ranges is not None, unread, known)
+            report.Checked(
+                dump, database, outcomes, replay, ranges is not None, unread, known, diagnosis
+            )
         )
+
+
+def _names(texts: Sequence[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def _actors(options: Options) -> actor.Actors | None:

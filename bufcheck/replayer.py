@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from bufcheck.actor import Actor, Actors
+    from bufcheck.distribution import Scores
     from bufcheck.dump import Batch, Dump
     from bufcheck.vectors import Array
 
@@ -75,6 +76,8 @@ class Replayer:
         self.missing: Counter[tuple[str | None, int | None]] = Counter()
         """Rows without an actor, by agent and version."""
         self.replayed = 0
+        self.acting: list[Actor] = []
+        """The actors whose rows these are; a diagnosis may look at others."""
         self.is_prefix = self.policy["distribution"] == "categorical"
         self.outputs = self.policy["action_space"] or 1
         self._found: dict[tuple[str | None, int | None], Actor | None] = {}
@@ -82,7 +85,7 @@ class Replayer:
         precise = forward.precision(self.policy)
         actors.prepare = lambda network: network.module.to(self.device, precise)
         shape = self.policy["state_shape"]
-        self._width = math.prod(shape) if shape else None
+        self.width = math.prod(shape) if shape else None
 
     @property
     def columns(self) -> list[str]:
@@ -110,10 +113,10 @@ class Replayer:
         known = np.zeros(count, bool)
         countable = self.policy["distribution"] == "categorical"
         with self._lock:
-            made["actor"] = self._actors_of(rows)
+            made["actor"] = self.actors_of(rows)
             self._settle_widths(rows)
         with torch.inference_mode():
-            for start in range(0, count, step := self._rows_at_once(rows)):
+            for start in range(0, count, step := self.rows_at_once(rows)):
                 piece = rows.slice(start, step)
                 part = {name: values[start : start + step] for name, values in made.items()}
                 self._score_piece(piece, part, known[start : start + step])
@@ -132,14 +135,14 @@ class Replayer:
 
     def _settle_widths(self, rows: pa.RecordBatch) -> None:
         """By the whole batch: of a piece, a row of another length may be the first or the only one."""
-        self._width = self._width or _usual_width(rows.column("state_embed"))
+        self.width = self.width or _usual_width(rows.column("state_embed"))
         if "action" in self.family.READS and self.policy.get("action_size") is None:
             self.policy["action_size"] = _usual_width(rows.column("action"))
 
-    def _rows_at_once(self, rows: pa.RecordBatch) -> int:
+    def rows_at_once(self, rows: pa.RecordBatch) -> int:
         import pyarrow.compute as pc
 
-        widest = max(self.outputs, self._width or 1)
+        widest = max(self.outputs, self.width or 1)
         for name in ("state_embed", "subset_indices", "action_mask"):
             if name in rows.schema.names:
                 longest = pc.max(pc.list_value_length(rows.column(name))).as_py()
@@ -147,30 +150,45 @@ class Replayer:
         return max(1, min(self.batch_rows, MOST_NUMBERS // widest))
 
     def _score_piece(self, rows: pa.RecordBatch, made: dict[str, Array], known: Array) -> None:
-        import numpy as np
-        import torch
-
-        states, whole = _states(rows.column("state_embed"), self._width)
-        asked = self.family.ask(rows, self.policy)
         if self.is_prefix and not self.family.is_prefix(rows):
             self.is_prefix = False
-        ready = whole & asked.answerable & (made["actor"] >= 0)
-        for number in np.unique(made["actor"][ready]):
-            mine: Any = np.flatnonzero(ready & (made["actor"] == number))
-            actor = self.actors.used[number]
-            count = len(mine)
-            if count == len(ready):
-                mine, table, questions = slice(None), states, asked
-            else:
-                table, questions = states[torch.from_numpy(mine)], asked.take(mine)
-            output, log_std = self._run(actor, table)
+        for actor, mine, scores in self.answers(rows, made["actor"]):
+            with self._lock:
+                actor.rows += len(scores.log_prob)
+            self._file(scores, mine, made, known)
+
+    def answers(self, rows: pa.RecordBatch, numbers: Array) -> Iterator[tuple[Actor, Any, Scores]]:
+        """What each actor says of the rows that it is asked about: `numbers` names one for each row.
+
+        Rows are told by their places; what cannot be asked, or has no actor (−1), is left out.
+        """
+        asked = self.family.ask(rows, self.policy)
+        for actor, mine, output, log_std in self.outputs_of(rows, numbers, asked.answerable):
+            questions = asked if isinstance(mine, slice) else asked.take(mine)
             try:
                 scores = self.family.score(output, log_std, questions.to(self.device), self.policy)
             except UsageError as error:
                 raise ReadError(f"{actor.path}: {error.problem}", error.step) from None
-            with self._lock:
-                actor.rows += count
-            self._file(scores, mine, made, known)
+            yield actor, mine, scores
+
+    def outputs_of(
+        self, rows: pa.RecordBatch, numbers: Array, answerable: Any = True
+    ) -> Iterator[tuple[Actor, Any, torch.Tensor, torch.Tensor | None]]:
+        """What the networks give for the states of these rows, actor by actor."""
+        import numpy as np
+        import torch
+
+        states, whole = _states(rows.column("state_embed"), self.width)
+        ready = whole & answerable & (numbers >= 0)
+        for number in np.unique(numbers[ready]):
+            mine: Any = np.flatnonzero(ready & (numbers == number))
+            actor = self.actors.used[number]
+            table = states
+            if len(mine) == len(ready):
+                mine = slice(None)
+            else:
+                table = states[torch.from_numpy(mine)]
+            yield actor, mine, *self.run(actor, table)
 
     def _file(self, scores: Any, mine: Any, made: dict[str, Array], known: Array) -> None:
         for name in ("log_prob", "entropy", "variance", "skew", "rank", "choices"):
@@ -180,7 +198,7 @@ class Replayer:
         made["rounding"][mine] = rounding.nan_to_num(0.0, 0.0, 0.0).cpu().numpy()
         known[mine] = True if scores.asked is None else scores.asked.cpu().numpy()
 
-    def _run(self, actor: Actor, states: torch.Tensor) -> forward.Output:
+    def run(self, actor: Actor, states: torch.Tensor) -> forward.Output:
         with self._lock:
             network = self.actors.network(actor)
         states = states.to(self.device, forward.precision(self.policy))
@@ -188,13 +206,13 @@ class Replayer:
         self.outputs = max(self.outputs, output.shape[1])
         return output, log_std
 
-    def _actors_of(self, rows: pa.RecordBatch) -> Array:
+    def actors_of(self, rows: pa.RecordBatch) -> Array:
         """The number of each row's actor; −1 where there is none."""
         import numpy as np
 
         count = rows.num_rows
         if self.actors.is_one_for_all:
-            actor = self._find(None, None)
+            actor = self.find(None, None)
             assert actor is not None
             return np.full(count, actor.number, np.int32)
         agents, agent_of = _coded_texts(rows, "agent_id")
@@ -204,14 +222,14 @@ class Replayer:
         numbers: Array = np.empty(len(pairs), np.int32)
         for i, (code, rows_of) in enumerate(zip(pairs, times, strict=True)):
             agent, version = agents[code // len(versions)], versions[code % len(versions)]
-            actor = self._find(agent, version)
+            actor = self.find(agent, version)
             numbers[i] = -1 if actor is None else actor.number
             if actor is None:
                 self.missing[agent, version] += int(rows_of)
         found: Array = numbers[which]
         return found
 
-    def _find(self, agent: str | None, version: int | None) -> Actor | None:
+    def find(self, agent: str | None, version: int | None) -> Actor | None:
         if (agent, version) not in self._found:
             self._found[agent, version] = self.actors.find(agent, version)
         return self._found[agent, version]

@@ -11,6 +11,7 @@ from bufcheck.format import VERIFIED
 
 if TYPE_CHECKING:
     from bufcheck.database import Database
+    from bufcheck.diagnosis import Diagnosis
     from bufcheck.dump import Dump
     from bufcheck.replayer import Replayer
     from bufcheck.rule import Outcome
@@ -35,6 +36,7 @@ class Checked:
     """Whether some columns were not."""
     known: int
     """Findings that a baseline accepted."""
+    diagnosis: Diagnosis
 
 
 def of_run(run: Checked) -> dict[str, Any]:
@@ -80,8 +82,10 @@ def of_run(run: Checked) -> dict[str, Any]:
             "known_findings": run.known,
         },
         "rules": [_outcome(o, counts["rows"], database.settings) for o in outcomes],
-        "causes": [],
-        "unexplained_rows": counts["wrong"],
+        "causes": run.diagnosis.causes,
+        "unexplained_rows": run.diagnosis.unexplained,
+        "checkpoints": run.diagnosis.checkpoints,
+        "cannot_tell": run.diagnosis.cannot_tell,
         "replay": replayed,
         "metrics": metrics.of_replay(database) if run.replay else {},
     }
@@ -89,7 +93,7 @@ def of_run(run: Checked) -> dict[str, Any]:
 
 def _assumed_of(replay: Replayer | None) -> dict[str, dict[str, Any]]:
     """What had to be assumed about the actors."""
-    used = replay.actors.used if replay else []
+    used = replay.acting if replay else []
     return {f"{actor.path}: {name}": note for actor in used for name, note in actor.assumed.items()}
 
 
@@ -126,7 +130,7 @@ def _replay(replay: Replayer, database: Database, rows: int) -> dict[str, Any]:
                 "rows": actor.rows,
                 "notes": actor.notes,
             }
-            for actor in replay.actors.used
+            for actor in replay.acting
         ],
         "notes": _notes(replay, database, unasked, worst["coarse"]),
     }
@@ -148,7 +152,7 @@ def _notes(replay: Replayer, database: Database, unasked: int, coarse: int) -> l
             f"{unasked:,} rows cannot be asked about: a null, an index or id out of range, a state,"
             " mask or subset of another length, no legal action, or a squashed action at its bound"
         )
-    used = {actor.path for actor in replay.actors.used}
+    used = {actor.path for actor in replay.acting}
     for given in replay.actors.given:
         if isinstance(given.source, str) and not given.places and given.source not in used:
             notes.append(f"no row needed {given.source}")

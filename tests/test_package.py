@@ -30,18 +30,22 @@ ORDER = [
     ["digester", "sampling", "settings", "description", "actor", "distribution"],
     ["forward"],
     ["replayer"],
-    ["database"],
-    ["rule"],
-    ["findings", "metrics"],
+    ["case"],
+    ["cause", "database"],
+    ["rule", "undecidable"],
+    ["findings", "metrics", "diagnosis"],
     ["output", "report"],
     ["pipeline", "convert"],
+    ["fault"],
     ["cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 COLLECTIONS = {
     "actors": "actor",
+    "causes": "cause",
     "distributions": "distribution",
+    "faults": "fault",
     "formats": "format",
     "outputs": "output",
 }

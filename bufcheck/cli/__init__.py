@@ -12,7 +12,7 @@ import click
 from bufcheck import __version__
 from bufcheck.errors import BufcheckError
 
-COMMANDS = ("validate", "convert", "schema", "rules", "explain", "demo")
+COMMANDS = ("validate", "convert", "inject", "schema", "rules", "explain", "demo")
 EXIT_OK, EXIT_FINDINGS, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 

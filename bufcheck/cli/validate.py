@@ -68,12 +68,23 @@ Exit codes: 0 no finding at or above --fail-on, 1 findings (or not pass with --s
     "--findings", type=FILE, metavar="FILE.parquet", help="Also write every finding, one row each."
 )
 @click.option(
+    "--causes",
+    type=FILE,
+    metavar="FILE.parquet",
+    help="Also write which cause explains which row, and where its log-prob came from.",
+)
+@click.option(
     "--select",
     multiple=True,
     metavar="RULE",
     help="Run only these: names, codes, families or the start of a code; repeatable, commas allowed.",
 )
-@click.option("--ignore", multiple=True, metavar="RULE", help="Do not run these.")
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="RULE",
+    help="Do not run these; a cause by its name is not looked for.",
+)
 @click.option(
     "--rules",
     type=click.Path(path_type=Path),
@@ -122,7 +133,8 @@ def command(
     """Check a dump: files, globs or folders of Parquet or HDF5.
 
     Every rule ends as pass, fail or not-checked with the reason; `bufcheck rules` lists them. With
-    --actor every log-prob is recomputed too: without, no verdict is better than unverified.
+    --actor every log-prob is recomputed too: without, no verdict is better than unverified. Rows that
+    fail are replayed again under every known bug, and the report names the ones that made them.
     """
     from bufcheck import config as configuration
     from bufcheck import output, pipeline

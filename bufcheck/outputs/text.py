@@ -11,6 +11,7 @@ COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 VERDICTS = {"pass": "green", "fail": "red", "unverified": "yellow"}
 WIDTH = 100
 MOST_ACTORS = 3
+MOST_CHECKPOINTS = 6
 
 
 def render(report: dict[str, Any]) -> str:
@@ -20,6 +21,14 @@ def render(report: dict[str, Any]) -> str:
     failed = [rule for rule in report["rules"] if rule["status"] == "fail"]
     for severity in COLOURS:
         blocks += [_finding(rule) for rule in failed if rule["severity"] == severity]
+    blocks += [_cause(cause) for cause in report["causes"]]
+    if unexplained := report["unexplained_rows"]:
+        named = "no cause explains" if not report["causes"] else "no other cause explains"
+        blocks.append(
+            f"{style('unexplained', bold=True)}: {named} {_count(unexplained, 'row')} in error"
+        )
+    if report["checkpoints"]:
+        blocks.append(_checkpoints(report["checkpoints"]))
     blocks.append("\n".join([*_left_open(report), _verdict(report, failed)]))
     return "\n\n".join(blocks)
 
@@ -108,6 +117,34 @@ def _finding(rule: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _cause(cause: dict[str, Any]) -> str:
+    told = ", ".join(f"{name} = {_plain(value)}" for name, value in cause["parameters"].items())
+    head = style(f"cause: {cause['name']}", fg="magenta", bold=True)
+    rows = f"{_count(cause['rows'], 'row')}, {_percent(cause['share'])} of those with a cause to find"
+    lines = [f"{head} ({cause['confidence']})" + (f"  {told}" if told else ""), f"  {rows}"]
+    lines.append(_wrap(f"evidence: {cause['evidence']}", "  "))
+    if cause["also"]:
+        lines.append(_wrap(f"cannot be told apart here from: {', '.join(cause['also'])}", "  "))
+    lines.append(_wrap(f"fix: {cause['fix']}", "  "))
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k}: {v}" for k, v in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else _value(value)
+
+
+def _checkpoints(found: list[dict[str, Any]]) -> str:
+    lines = [style("checkpoints:", bold=True)]
+    for one in found[:MOST_CHECKPOINTS]:
+        rows = f"{_count(one['rows'], 'row')} of {_count(one['episodes'], 'episode')}"
+        lines.append(f"  {rows} stamped version {one['policy_version']} were scored by {one['acted']}")
+    if len(found) > MOST_CHECKPOINTS:
+        lines.append(f"  … and {len(found) - MOST_CHECKPOINTS:,} more (all of them: --format json)")
+    return "\n".join(lines)
+
+
 def _example(example: dict[str, Any]) -> str:
     if example["row_id"] is None:
         return _wrap(example["message"], "    ")
@@ -125,6 +162,9 @@ def _left_open(report: dict[str, Any]) -> list[str]:
             reasons.setdefault(rule["reason"], []).append(rule["name"])
         listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
         lines.append(_wrap(f"not checked: {listed}", "", style_head="not checked:"))
+    if report["cannot_tell"]:
+        told = "; ".join(report["cannot_tell"])
+        lines.append(_wrap(f"cannot be told apart: {told}", "", style_head="cannot be told apart:"))
     if assumed := report["dump"]["assumed"]:
         listed = "; ".join(f"{k} = {_value(a['value'])} ({a['source']})" for k, a in assumed.items())
         lines.append(_wrap(f"assumed: {listed}", "", style_head="assumed:"))

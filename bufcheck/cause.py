@@ -1,0 +1,313 @@
+"""Says which bug made the failing rows: replays them under every known one and sees what fits.
+
+A cause is one member of `causes/`, in either of two forms.
+
+A .sql file: a TOML header and a SELECT of the rows that a pattern in the tables proves. The header has
+meaning, evidence and fix, in words; when = "first" (before counterfactuals) or "last"; rank, where the
+order among them matters; effect = true where the pattern may be the effect of another bug.
+
+A Python module, a counterfactual: "had the trainer done X, this would be stored".
+
+    FIX                          what to change in a trainer
+    RANK                         specific names before generic ones: of two that explain the same rows,
+                                 the lower rank is told
+    APPLIES                      "categorical", or None for every distribution
+    suppose(case, unexplained)   -> Hypotheses, with whatever had to be fitted
+    LAST_RESORT                  True for what is asked only where nothing else explains more
+
+Hypotheses are screened on a sample of failing rows and judged against chance. Those chosen explain the
+most rows with the fewest bugs; they are then held against every failing row. A row belongs to one
+cause at most, and what none explains is said to be unexplained.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bufcheck import shipped
+from bufcheck.case import Case
+from bufcheck.sql import split_header
+from bufcheck.vectors import Array
+
+PROVEN, LIKELY, HINT = "proven", "likely", "hint"
+LEAST = 8
+"""Rows: fewer are no pattern."""
+SURPRISE = 20.0
+"""-ln of the chance that a hypothesis explains so many rows by accident."""
+NEARLY = 0.98
+"""Of two hypotheses that explain about the same, the more specific one is told."""
+EDGE_COVERAGE = 0.8
+"""What a shift lost at an episode's edge is its own where it explains this much of the episode."""
+
+
+CHAIN = 3
+"""Neighbours in a row that a copying bug may have hit."""
+
+
+class Verdict(NamedTuple):
+    """What a hypothesis says of the failing rows of a case."""
+
+    explained: Array
+    lost: Array
+    """Rows it says nothing about, though the bug would have hit them."""
+    chance: float
+    """The share of rows it would explain by accident."""
+    sources: Array | None = None
+    """Where each row's log-prob came from, as row ids; −1 where that is not known."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    parameters: dict[str, Any]
+    test: Callable[[Case], Verdict]
+    evidence: str
+    """What fits, in a sentence."""
+    most: str = PROVEN
+    """The most confidence it deserves."""
+
+
+@dataclass
+class Suspect:
+    """A hypothesis in the running."""
+
+    name: str
+    rank: int
+    hypothesis: Hypothesis
+    verdict: Verdict
+    also: list[str] = field(default_factory=list)
+    """Other causes that explain the same rows as well."""
+
+
+def predicting(
+    predict: Callable[[Case], Array],
+    *,
+    edges: bool = False,
+    sources: Callable[[Case], Array] | None = None,
+    null: Callable[[Case], Array] | None = None,
+    copied: Callable[[Case], tuple[Array, Array]] | None = None,
+    background: float = 0.0,
+) -> Callable[[Case], Verdict]:
+    """The test of a hypothesis that predicts values: NaN where it says nothing, +inf where it calls a
+    row impossible.
+
+    Chance is how often it would fit another row's prediction, or that of `null`, a hypothesis of the
+    same kind that is wrong for sure; at least `background`. `copied`: which rows (failing or not) hold
+    what the bug would have copied there, and from which row; where the bug hit single rows, that is all
+    that is left to see. What is as common among healthy rows proves nothing.
+    """
+
+    def test(case: Case) -> Verdict:
+        with np.errstate(all="ignore"):
+            values = predict(case)
+        explained = case.hits(values) & ~case.hits(case.replayed)
+        turned = np.roll(values, len(values) // 2 + 1) if len(values) > 2 else values
+        chance = float((case.hits(turned) & ~explained).mean()) if len(values) > 2 else 0.0
+        if null is not None:
+            chance = max(chance, float(case.hits(null(case)).mean()))
+        if copied is not None:
+            there, source = copied(case)
+            healthy = there[~case.wrong]
+            usual = float(healthy.mean()) if len(healthy) >= LEAST else 1.0
+            if usual < 0.5:
+                explained = explained | there[case.at]
+                chance = max(chance, usual)
+                # Where the source was hit as well, nothing is left to compare with.
+                for _ in range(CHAIN):
+                    hit = np.zeros(len(there), bool)
+                    hit[case.at] = explained
+                    explained = explained | ((source >= 0) & hit[source])[case.at]
+        chance = max(chance, background)
+        lost = np.isnan(values) if edges else np.zeros(len(values), bool)
+        return Verdict(explained, lost, chance, sources(case) if sources else None)
+
+    return test
+
+
+# The collection
+
+
+def names() -> list[str]:
+    """Every cause that can be named."""
+    return sorted([*_modules(), *_files()])
+
+
+def fix_of(name: str) -> str:
+    files = _files()
+    text: str = (
+        split_header(files[name].read_text("utf-8"))[0]["fix"] if name in files else _module(name).FIX
+    )
+    return text
+
+
+def described(name: str) -> str:
+    """What the bug is, in words."""
+    files = _files()
+    if name in files:
+        text: str = split_header(files[name].read_text("utf-8"))[0]["meaning"]
+        return text
+    return " ".join((_module(name).__doc__ or "").split())
+
+
+@cache
+def _modules() -> dict[str, str]:
+    import bufcheck.causes as members
+
+    found = (m.name for m in pkgutil.iter_modules(members.__path__))
+    return {name.replace("_", "-"): name for name in found if name[0] != "_"}
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"bufcheck.causes.{_modules()[name]}")
+
+
+@cache
+def _files() -> dict[str, Path]:
+    folder = shipped.PACKAGE / "causes"
+    return {file.stem.replace("_", "-"): file for file in sorted(folder.glob("*.sql"))}
+
+
+class Pattern(NamedTuple):
+    """A cause that SQL proves."""
+
+    rank: int
+    name: str
+    evidence: str
+    sql: str
+    effect: bool
+
+
+def patterns(when: str) -> list[Pattern]:
+    found = []
+    for name, file in _files().items():
+        header, sql = split_header(file.read_text("utf-8"))
+        if header["when"] == when:
+            effect = header.get("effect", False)
+            found.append(Pattern(header.get("rank", 1), name, header["evidence"], sql, effect))
+    return sorted(found)
+
+
+# Choosing
+
+
+def choose(case: Case, without: frozenset[str]) -> list[Suspect]:
+    """The hypotheses that together explain the most failing rows with the fewest bugs."""
+    unexplained = np.ones(len(case), bool)
+    chosen: list[Suspect] = []
+    while unexplained.sum() >= LEAST:
+        for last_resort in (False, True):
+            suspects = list(_suspects(case, unexplained, without, last_resort=last_resort))
+            best = _best(case, suspects, unexplained)
+            if best is not None:
+                break
+        if best is None:
+            break
+        claimed = claims(case, best.verdict, unexplained)
+        best.also = _twins(best, suspects, claimed)
+        chosen.append(best)
+        unexplained = unexplained & ~claimed
+    return chosen
+
+
+def _suspects(
+    case: Case, unexplained: Array, without: frozenset[str], *, last_resort: bool
+) -> Iterator[Suspect]:
+    family = "categorical" if case.facts.is_categorical else "gaussian"
+    for name in _modules():
+        module = _module(name)
+        if name in without or module.APPLIES not in (None, family):
+            continue
+        if getattr(module, "LAST_RESORT", False) != last_resort:
+            continue
+        for hypothesis in module.suppose(case, unexplained):
+            verdict = hypothesis.test(case)
+            if (verdict.explained & unexplained).sum() >= LEAST:
+                yield Suspect(name, module.RANK, hypothesis, verdict)
+
+
+def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | None:
+    rated = []
+    for suspect in suspects:
+        verdict = suspect.verdict
+        count = int((verdict.explained & unexplained).sum())
+        by_chance = verdict.chance * int(unexplained.sum())
+        if surprise(count, by_chance) < SURPRISE + math.log(len(suspects)):
+            continue
+        gained = int(claims(case, verdict, unexplained).sum()) - by_chance
+        rated.append((gained, suspect))
+    if not rated:
+        return None
+    most = max(gained for gained, _ in rated)
+    close = [(suspect.rank, -gained, suspect) for gained, suspect in rated if gained >= NEARLY * most]
+    return min(close, key=lambda entry: entry[:2])[2]
+
+
+def _twins(best: Suspect, suspects: list[Suspect], claimed: Array) -> list[str]:
+    """Other names for the same rows: what explains nearly all of them, and is as specific."""
+    mine = claimed & best.verdict.explained
+    found = set()
+    for other in suspects:
+        same = (other.verdict.explained & mine).sum() >= 0.99 * mine.sum()
+        if same and other.name != best.name and other.rank <= best.rank:
+            found.add(other.name)
+    return sorted(found)
+
+
+def claims(case: Case, verdict: Verdict, unexplained: Array) -> Array:
+    """The rows a cause takes: what it explains, and what it lost in the streams that are its own."""
+    mine = verdict.explained & unexplained
+    lost = verdict.lost & unexplained & ~mine
+    if not lost.any():
+        return mine
+    stream = np.unique(np.stack([case.of("episode"), case.of("agent")]), axis=1, return_inverse=True)[1]
+    stream = stream.reshape(-1)
+    size = int(stream.max()) + 1
+    explained = np.bincount(stream, mine, size)
+    others = np.bincount(stream, unexplained & ~mine & ~lost, size)
+    own = (explained >= 2) & (explained >= EDGE_COVERAGE * (explained + others))
+    # What a shift could not fill is padded with 0.
+    found: Array = mine | (lost & (own[stream] | (case.stored == 0)))
+    return found
+
+
+def surprise(count: float, by_chance: float) -> float:
+    """-ln of the chance of so many where `by_chance` are expected (Chernoff bound of the Poisson)."""
+    expected = max(by_chance, 0.5)
+    if count <= expected:
+        return 0.0
+    return count * math.log(count / expected) - count + expected
+
+
+class Mode(NamedTuple):
+    value: float
+    background: float
+    """The share of rows that any other value nearby would have found."""
+
+
+def most_common(values: Array, width: float, rows: int) -> Mode | None:
+    """The centre of the narrow bin that most finite values fall into; None where that is no peak.
+
+    Solutions of single rows crowd somewhere even if nothing is there to be found: what counts is how
+    far a bin stands out from those around it.
+    """
+    values = np.sort(values[np.isfinite(values)])
+    if len(values) < LEAST:
+        return None
+    until = np.searchsorted(values, values + width, side="right")
+    start = int((until - np.arange(len(values))).argmax())
+    value = float(np.median(values[start : until[start]]))
+    count = int(until[start]) - start
+    bins = 20
+    low, high = np.searchsorted(values, [value - bins * width, value + bins * width])
+    around = max(int(high - low) - count, 1) / (2 * bins - 1)
+    if surprise(count, 2 * around) < SURPRISE + math.log(len(values)):
+        return None
+    return Mode(value, 2 * around / max(rows, 1))

@@ -1,0 +1,136 @@
+"""Rows whose stored log-prob is that of another member of what was offered, and why that may be.
+
+Which member j it is, against the stored action a, tells the bugs apart: each makes some pairs (a, j)
+likelier than others, and the actor says by how much. Episodes with enough rows are judged by
+themselves, the rest together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from bufcheck.case import Case, Offer, offers, pick
+from bufcheck.cause import LEAST, LIKELY, PROVEN, Verdict
+from bufcheck.vectors import Array
+
+MODELS = ("argmax-action", "argmax-score", "sampled-twice", "order-lost", "other")
+NEVER = -14.0
+"""Log-likelihood of what a model rules out: a tie or a chance match may."""
+CHANCE = 1e-3
+"""How often a value is some member's by accident."""
+CLEAR = 12.0
+"""Nats by which a model must beat the others to be called proof."""
+SURE = 7.0
+"""Nats by which one model must beat all others for an episode to be judged by itself."""
+
+
+@dataclass(frozen=True)
+class Support:
+    member: Array
+    """Which place has the stored log-prob; −1 where none does."""
+    model: Array
+    """Which of MODELS fits best; −1 for rows out of the family."""
+    margin: dict[int, float]
+    """By model: nats by which it beats the next best over its rows."""
+
+
+def explained_by(case: Case, unexplained: Array, model: str) -> tuple[Array, float]:
+    """The rows that a model takes, and by how much it beats the others there."""
+    key = ("support", unexplained.tobytes())
+    if key not in case.noted:
+        case.noted[key] = _judged(case, unexplained)
+    support: Support = case.noted[key]
+    number = MODELS.index(model)
+    return support.model == number, support.margin.get(number, 0.0)
+
+
+def taking(model: str, unexplained: Array) -> Callable[[Case], Verdict]:
+    """The test of a model. In the case it was found in, rows explained before are left out."""
+    key = ("support", unexplained.tobytes())
+
+    def test(case: Case) -> Verdict:
+        open_to = unexplained if key in case.noted else case.unexplained
+        rows, _ = explained_by(case, open_to, model)
+        return Verdict(rows, np.zeros(len(case), bool), CHANCE)
+
+    return test
+
+
+def confidence(margin: float) -> str:
+    return PROVEN if margin >= CLEAR else LIKELY
+
+
+def sorted_share(case: Case) -> float:
+    """How many of the healthy rows with three choices or more have ascending subsets."""
+    healthy = np.flatnonzero(~case.wrong)[:20_000]
+    offer = offers(case.rows, healthy, case.facts.policy, case.logits.shape[1])
+    several = offer.sizes > 2
+    return float(_ascending(offer)[several].mean()) if several.any() else 1.0
+
+
+def member(case: Case) -> Array:
+    """Which other place has the stored log-prob; −1 where none does."""
+
+    def found() -> Array:
+        with np.errstate(invalid="ignore"):
+            away = np.abs(case.log_chances - case.stored[:, None])
+        away = np.where(np.isfinite(case.local), np.nan_to_num(away, nan=np.inf), np.inf)
+        best = away.argmin(1)
+        return np.where(away.min(1) <= case.near(case.stored), best, -1)
+
+    return case.once("member", found)
+
+
+def likelihoods(case: Case) -> Array:
+    """[failing, models]: log of how likely each makes the pair of stored action and scored member."""
+
+    def found() -> Array:
+        j, a = member(case), case.chosen
+        chances = np.where(np.isfinite(case.local), np.exp(case.log_chances), 0.0)
+        log_j, log_a = pick(case.log_chances, j), pick(case.log_chances, a)
+        top = chances.max(1)
+        choices = np.maximum(case.choices, 2)
+        with np.errstate(all="ignore"):
+            twice = log_a + log_j - np.log(np.maximum(1 - (chances**2).sum(1), 1e-9))
+            others = np.log(np.maximum(1 - top, 1e-9))
+            greedy_a = np.where(log_a >= np.log(top) - 1e-9, log_j - others, NEVER)
+            greedy_j = np.where(log_j >= np.log(top) - 1e-6, log_a - others, NEVER)
+            stale = log_j - np.log(choices - 1)
+            nothing = -np.log(choices * (choices - 1))
+        lost = np.where(_ascending(case.offer), stale, NEVER)
+        table = np.stack([greedy_a, greedy_j, twice, lost, nothing], 1)
+        made: Array = np.nan_to_num(np.maximum(table, NEVER), nan=NEVER)
+        return made
+
+    return case.once("support likelihoods", found)
+
+
+def _ascending(offer: Offer) -> Array:
+    ids = np.where(offer.offered, offer.ids.astype(np.int64), np.int64(1) << 40)
+    rising: Array = np.diff(ids, axis=1) >= 0
+    return np.asarray(rising.all(axis=1))
+
+
+def _judged(case: Case, unexplained: Array) -> Support:
+    rows = np.flatnonzero(unexplained & (member(case) >= 0) & (case.chosen >= 0))
+    model = np.full(len(case), -1)
+    if len(rows) < LEAST:
+        return Support(member(case), model, {})
+    told = likelihoods(case)[rows]
+    episodes, episode = np.unique(case.of("episode")[rows], return_inverse=True)
+    by_episode = np.zeros((len(episodes), len(MODELS)))
+    np.add.at(by_episode, episode, told)
+    ranked = np.sort(by_episode, 1)
+    sure = ranked[:, -1] - ranked[:, -2] >= SURE
+    best = by_episode.argmax(1)
+    if (~sure).any():  # too few rows to tell: as the rest of them together
+        best[~sure] = by_episode[~sure].sum(0).argmax()
+    model[rows] = best[episode]
+    margin = {}
+    for number in np.unique(best):
+        total = told[best[episode] == number].sum(0)
+        margin[int(number)] = float(total[number] - np.delete(total, number).max())
+    return Support(member(case), model, margin)

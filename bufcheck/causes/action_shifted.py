@@ -1,0 +1,56 @@
+"""The stored action is that of a neighbouring step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from bufcheck.case import ACTION, Case, pick
+from bufcheck.cause import Hypothesis, predicting
+from bufcheck.causes import _support
+from bufcheck.vectors import Array
+
+FIX = "Store the action with the observation it was sampled for: both before env.step, under one index."
+RANK = 1
+APPLIES = None
+
+
+def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
+    for steps in (1, -1, 2, -2):
+        where = f"{abs(steps)} step{'s' * (abs(steps) > 1)} {'later' if steps > 0 else 'earlier'}"
+        yield Hypothesis(
+            {"offset": steps},
+            predicting(
+                partial(_with_action_of, steps=steps),
+                edges=True,
+                null=_any_action,
+                copied=partial(_copied, steps=-steps) if case.facts.is_categorical else None,
+            ),
+            f"with the action that stands {where}, the actor gives the stored value",
+        )
+
+
+def _any_action(case: Case) -> Array:
+    """Had it been the action of some other row: how often two actions coincide."""
+    if not case.facts.is_categorical:
+        return np.full(len(case), np.nan)
+    return pick(case.log_chances, case.any_action)
+
+
+def _copied(case: Case, steps: int) -> tuple[Array, Array]:
+    """Rows that hold the neighbour's action; of those that fail, where another one was scored."""
+    column = case.rows.column("action_index").fill_null(-1).to_numpy(zero_copy_only=False)
+    source = case.all_along(steps)
+    same = (source >= 0) & (column == column[source])
+    same[case.at] &= _support.member(case) >= 0
+    return same, source
+
+
+def _with_action_of(case: Case, steps: int) -> Array:
+    def replayed() -> Array:
+        return case.replayed_with({name: case.along(steps) for name in ACTION})
+
+    values = case.once(("action", steps), replayed)
+    return np.where(np.isnan(values) & (case.along(steps) >= 0), np.inf, values)

@@ -1,0 +1,84 @@
+"""One column holds, at the agents of a step, the values of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from bufcheck.case import ACTION, CONTEXT, Case, pick
+from bufcheck.cause import Hypothesis, predicting
+from bufcheck.vectors import Array
+
+FIX = (
+    "Stack per-agent tensors in one fixed agent order everywhere, or key them by agent id until the row"
+    " is written; check transposes between [steps, agents] and [agents, steps]."
+)
+RANK = 1
+APPLIES = None
+MOST_AGENTS = 8
+COLUMNS = {"state_embed": ("state_embed",), "action_index": ACTION, "subset_indices": CONTEXT}
+
+
+def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
+    agents = min(case.most_agents, MOST_AGENTS)
+    if agents < 2:
+        return
+    yield Hypothesis(
+        {"column": "old_log_prob"},
+        predicting(_nearest_sibling, sources=_nearest_row),
+        "the stored value is the replayed log-prob of another agent of the same step",
+    )
+    for column, names in COLUMNS.items():
+        if set(names) & set(case.rows.schema.names):
+            for places in range(1, agents):
+                yield Hypothesis(
+                    {"column": column, "agents_on": places},
+                    predicting(
+                        partial(_with_columns_of, names=names, places=places),
+                        null=_any_action if names == ACTION else None,
+                    ),
+                    f"with the {column} of another agent of the same step, the actor gives the"
+                    " stored value",
+                )
+
+
+def _any_action(case: Case) -> Array:
+    """Had it been the action of some other row: how often two actions coincide."""
+    if not case.facts.is_categorical:
+        return np.full(len(case), np.nan)
+    return pick(case.log_chances, case.any_action)
+
+
+def _nearest(case: Case) -> Array:
+    """The row of the step, other than its own, whose log-prob comes nearest to the stored one."""
+
+    def found() -> Array:
+        best, least = np.full(len(case), -1), np.full(len(case), np.inf)
+        for places in range(1, min(case.most_agents, MOST_AGENTS)):
+            other = case.beside(places)
+            with np.errstate(invalid="ignore"):
+                away = np.abs(case.scalars["replayed"][other] - case.stored)
+            closer = (other >= 0) & (away < least)
+            best, least = np.where(closer, other, best), np.where(closer, away, least)
+        return best
+
+    return case.once("nearest sibling", found)
+
+
+def _nearest_sibling(case: Case) -> Array:
+    row = _nearest(case)
+    return np.where(row >= 0, case.scalars["replayed"][row], np.nan)
+
+
+def _nearest_row(case: Case) -> Array:
+    row = _nearest(case)
+    return np.where(row >= 0, case.scalars["row_id"][row], -1)
+
+
+def _with_columns_of(case: Case, names: tuple[str, ...], places: int) -> Array:
+    def replayed() -> Array:
+        return case.replayed_with({name: case.beside(places) for name in names})
+
+    return case.once(("beside", names, places), replayed)

@@ -1,0 +1,67 @@
+"""The column of log-probs is shifted against the rows: each stands a fixed number of rows away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from bufcheck.case import Case
+from bufcheck.cause import Hypothesis, predicting
+from bufcheck.causes import _permutation
+from bufcheck.vectors import Array
+
+FIX = (
+    "Append log-prob, state and action of a sample in one call, or slice them with the same indices:"
+    " look for [1:] against [:-1], a log-prob of the previous act(), or a reward-style shift."
+)
+RANK = 1
+APPLIES = None
+STEPS = 4
+
+
+def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
+    kind = _permutation.classified(case, unexplained)
+    far = kind.offset if kind and kind.name in ("time", "storage") else 0
+    for steps in dict.fromkeys([1, -1, *range(2, STEPS + 1), *range(-STEPS, -1), far]):
+        if steps:
+            yield _shift(steps, "time")
+    most = case.most_agents
+    for rows in dict.fromkeys([1, -1, most, -most, far]):
+        if rows:
+            yield _shift(rows, "storage")
+
+
+def _shift(offset: int, order: str) -> Hypothesis:
+    unit = "step" if order == "time" else "row"
+    where = f"{abs(offset)} {unit}{'s' * (abs(offset) > 1)} {'later' if offset > 0 else 'earlier'}"
+    whose = " of the same episode and agent" if order == "time" else " in storage order"
+    return Hypothesis(
+        {"offset": offset, "order": order},
+        predicting(
+            partial(_shifted, offset=offset, order=order),
+            edges=True,
+            sources=partial(_rows, offset=offset, order=order),
+        ),
+        f"the stored value is the replayed log-prob {where}{whose}",
+    )
+
+
+def _source(case: Case, offset: int, order: str) -> Array:
+    if order == "time":
+        return case.along(offset)
+    ids = case.scalars["row_id"]
+    wanted = case.of("row_id") + offset
+    place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[place] == wanted, place, -1)
+
+
+def _shifted(case: Case, offset: int, order: str) -> Array:
+    source = _source(case, offset, order)
+    return np.where(source >= 0, case.scalars["replayed"][source], np.nan)
+
+
+def _rows(case: Case, offset: int, order: str) -> Array:
+    source = _source(case, offset, order)
+    return np.where(source >= 0, case.scalars["row_id"][source], -1)

@@ -1,0 +1,54 @@
+"""The subset stored with a sample is that of a neighbouring step: it was fetched after env.step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from bufcheck.case import CONTEXT, Case
+from bufcheck.cause import Hypothesis, predicting
+from bufcheck.vectors import Array
+
+FIX = (
+    "Read the mask or subset before env.step, together with the observation the action is sampled for,"
+    " and store that one."
+)
+RANK = 1
+APPLIES = "categorical"
+
+
+def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
+    if not set(CONTEXT) & set(case.rows.schema.names):
+        return
+    listed = "subset_indices" in case.rows.schema.names
+    for steps in (-1, 1, -2, 2):
+        yield Hypothesis(
+            {"offset": -steps},
+            predicting(
+                partial(_with_context_of, steps=steps),
+                edges=True,
+                copied=partial(_copied, steps=-steps) if listed else None,
+            ),
+            f"with the subset that stands {_where(steps)}, the actor gives the stored value",
+        )
+
+
+def _copied(case: Case, steps: int) -> tuple[Array, Array]:
+    """Rows that hold the neighbour's subset."""
+    source, offered = case.all_along(steps), case.all_subset_hash
+    return (source >= 0) & (offered == offered[source]), source
+
+
+def _with_context_of(case: Case, steps: int) -> Array:
+    def replayed() -> Array:
+        return case.replayed_with({name: case.along(steps) for name in CONTEXT})
+
+    values = case.once(("context", steps), replayed)
+    # Where the neighbour is there, but its subset has no such index, the bug is ruled out.
+    return np.where(np.isnan(values) & (case.along(steps) >= 0), np.inf, values)
+
+
+def _where(steps: int) -> str:
+    return f"{abs(steps)} step{'s' * (abs(steps) > 1)} {'later' if steps > 0 else 'earlier'}"

@@ -1,0 +1,371 @@
+"""Puts the causes to a dump's failing rows: reads what they need, files what they claim.
+
+Hypotheses are chosen on a sample of whole episodes and then held against all failing rows, episode by
+episode, so that memory does not grow with the dump. What stays unexplained is sampled again: a rare
+bug may have been missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bufcheck import case as cases
+from bufcheck import cause as engine
+from bufcheck import forward, undecidable
+from bufcheck.case import SCALARS, Case, Facts, Failing
+from bufcheck.cause import HINT, LEAST, LIKELY, PROVEN, Suspect
+from bufcheck.given import versions_given
+from bufcheck.vectors import Array
+
+if TYPE_CHECKING:
+    from bufcheck.database import Database
+    from bufcheck.dump import Dump
+    from bufcheck.replayer import Replayer
+
+SCREENED = 20_000
+"""Failing rows that hypotheses are chosen on."""
+ROUNDS = 3
+MOST_MATCHED = 4_000_000
+"""Failing rows among which a permutation is looked for."""
+SURE = 0.98
+"""A proven cause leaves this little of its episodes unexplained."""
+NOISY = 1000
+"""Healthy rows it takes to measure how exact a replay is."""
+
+
+@dataclass
+class Found:
+    """A cause, and what is said of it."""
+
+    name: str
+    parameters: dict[str, Any]
+    evidence: str
+    most: str
+    also: list[str] = field(default_factory=list)
+    suspect: Suspect | None = None
+    effect: bool = True
+    """Whether rows it leaves unexplained speak against it."""
+
+
+@dataclass
+class Diagnosis:
+    causes: list[dict[str, Any]] = field(default_factory=list)
+    unexplained: int = 0
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    """Which version gives the log-probs of rows stamped with another."""
+    cannot_tell: list[str] = field(default_factory=list)
+    """Which bugs would look alike, or like nothing, in this dump."""
+
+
+def diagnose(
+    dump: Dump, database: Database, replay: Replayer | None, without: frozenset[str] = frozenset()
+) -> Diagnosis:
+    """Fills the table `causes`, a row for each row that a cause explains."""
+    database.execute(
+        "CREATE TABLE causes"
+        " (row_id BIGINT, number INTEGER, cause VARCHAR, source_row_id BIGINT, confidence VARCHAR)"
+    )
+    [counted] = database.rows(
+        "SELECT count(DISTINCT row_id) AS flagged,"
+        " count(DISTINCT row_id) FILTER (severity = 'error') AS wrong FROM findings"
+    )
+    apart = undecidable.of_dump(database, replay) if replay else []
+    if not counted["flagged"]:
+        return Diagnosis(cannot_tell=apart)
+    found: list[Found] = []
+    _patterns(database, "first", found, without)
+    versions: list[int] = []
+    if replay is not None and counted["wrong"]:
+        facts = _facts(dump, database, replay)
+        versions = facts.versions
+        # Damaged numbers are what is looked for, not warnings on stderr.
+        with forward.one_thread(), np.errstate(all="ignore"):
+            _counterfactuals(dump, database, facts, found, without)
+    _patterns(database, "last", found, without)
+    return replace(_told(database, found, versions), cannot_tell=apart)
+
+
+def _patterns(database: Database, when: str, found: list[Found], without: frozenset[str]) -> None:
+    for pattern in engine.patterns(when):
+        if pattern.name in without:
+            continue
+        database.prepare_for(pattern.sql)
+        [made] = database.rows(
+            f"INSERT INTO causes SELECT DISTINCT row_id, {len(found)}, '{pattern.name}', NULL, NULL"
+            f" FROM ({pattern.sql}) WHERE row_id NOT IN (SELECT row_id FROM causes)"
+        )
+        if made["Count"]:
+            found.append(Found(pattern.name, {}, pattern.evidence, PROVEN, effect=pattern.effect))
+    database.show_digest()
+
+
+# Counterfactuals
+
+
+def _counterfactuals(
+    dump: Dump, database: Database, facts: Facts, found: list[Found], without: frozenset[str]
+) -> None:
+    for number in range(ROUNDS):
+        database.execute(
+            "CREATE OR REPLACE TEMP TABLE wrong AS SELECT row_id FROM replay"
+            " WHERE (abs(residual) <= allowed) IS NOT TRUE"
+            " AND row_id IN (SELECT row_id FROM findings WHERE severity = 'error')"
+            " AND row_id NOT IN (SELECT row_id FROM causes)"
+        )
+        episodes = database.columns(
+            "SELECT coalesce(episode_id, -1) AS episode, min(row_id) AS first, count(*) AS rows,"
+            " count(*) FILTER (row_id IN (FROM wrong)) AS wrong"
+            " FROM replay GROUP BY 1 HAVING count(*) FILTER (row_id IN (FROM wrong)) > 0 ORDER BY first"
+        )
+        if episodes["wrong"].sum() < LEAST:
+            return
+        facts = _with_failing(facts, database)
+        most = cases.rows_at_once(facts)
+        sample = _sample(episodes, most, seed=number)
+        healthy = _healthy(database, episodes, most // 8, seed=number)
+        case = _read(dump, database, facts, np.append(episodes["episode"][sample], healthy), 2 * most)
+        chosen = engine.choose(case, without)
+        if not chosen:
+            return
+        first = len(found)
+        for suspect in chosen:
+            hypothesis = suspect.hypothesis
+            found.append(
+                Found(
+                    suspect.name,
+                    hypothesis.parameters,
+                    hypothesis.evidence,
+                    hypothesis.most,
+                    suspect.also,
+                    suspect,
+                )
+            )
+        whole = len(sample) == len(episodes["episode"]) and episodes["rows"].sum() <= most
+        every = iter([case]) if whole else _all(dump, database, facts, episodes, most)
+        for part in every:
+            _file(database, part, chosen, first)
+        if whole:
+            return
+
+
+def _facts(dump: Dump, database: Database, replay: Replayer) -> Facts:
+    settings = database.settings
+    [healthy] = database.rows(
+        "SELECT count(*) AS rows, quantile_cont(abs(residual), 0.999) AS noise FROM replay"
+        " WHERE abs(residual) <= allowed AND choices IS DISTINCT FROM 1"
+    )
+    noise = cases.DEFAULT_NOISE
+    if healthy["rows"] >= NOISY:
+        noise = float(np.clip(4 * healthy["noise"], 1e-6, settings["tolerance"]))
+    names = database.rows("SELECT DISTINCT agent_id FROM digest WHERE agent_id IS NOT NULL ORDER BY 1")
+    known = database.rows("SELECT DISTINCT policy_version AS v FROM digest WHERE policy_version >= 0")
+    versions = {row["v"] for row in known}
+    if versions:
+        versions |= {v for v in versions_given(replay.actors.given) if v >= 0}
+    layers = sorted({note for actor in replay.acting for note in actor.notes if "layer" in note})
+    return Facts(
+        replay,
+        settings["tolerance"],
+        settings["relative_tolerance"],
+        noise,
+        [row["agent_id"] for row in names],
+        sorted(versions),
+        layers,
+    )
+
+
+def _with_failing(facts: Facts, database: Database) -> Facts:
+    # The place of a row in its episode is counted over all its rows, right or wrong.
+    made = database.columns(
+        "SELECT row_id, coalesce(old_log_prob, 'nan')::DOUBLE AS stored,"
+        " coalesce(log_prob, 'nan')::DOUBLE AS replayed, coalesce(episode_id, -1) AS episode,"
+        " coalesce(timestep, -1) AS timestep, coalesce(agent_id::VARCHAR, '') AS name, place, of"
+        " FROM (SELECT *, row_number() OVER (PARTITION BY episode_id ORDER BY row_id) - 1 AS place,"
+        " count(*) OVER (PARTITION BY episode_id) AS of FROM replay)"
+        f" WHERE row_id IN (FROM wrong) ORDER BY row_id LIMIT {MOST_MATCHED}"
+    )
+    agent = np.searchsorted(np.array(["", *facts.agents], dtype=object), made.pop("name")) - 1
+    return replace(facts, failing=Failing(agent=agent, **made), noted={})
+
+
+def _sample(episodes: dict[str, Array], most: int, seed: int) -> Array:
+    """Episodes at random, up to so many rows and failing rows; in order."""
+    order = np.random.default_rng(seed).permutation(len(episodes["episode"]))
+    rows, wrong = np.cumsum(episodes["rows"][order]), np.cumsum(episodes["wrong"][order])
+    taken = int(np.searchsorted(rows, most, "right"))
+    taken = min(max(taken, 1), int(np.searchsorted(wrong, SCREENED)) + 1)
+    return np.sort(order[:taken])
+
+
+def _healthy(database: Database, episodes: dict[str, Array], most: int, seed: int) -> Array:
+    """Some episodes without a failing row, to see what is usual in this dump."""
+    found = database.columns(
+        "SELECT coalesce(episode_id, -1) AS episode, count(*) AS rows FROM replay"
+        " GROUP BY 1 HAVING count(*) FILTER (row_id IN (FROM wrong)) = 0 ORDER BY hash(episode, 7)"
+        " LIMIT 64"
+    )
+    return found["episode"][np.cumsum(found["rows"]) <= most]
+
+
+def _all(
+    dump: Dump, database: Database, facts: Facts, episodes: dict[str, Array], most: int
+) -> Iterator[Case]:
+    """Every episode with failing rows, as many at once as may be."""
+    start = 0
+    ends = np.cumsum(episodes["rows"])
+    while start < len(ends):
+        done = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, done + most, "right")))
+        size = int(ends[stop - 1] - done)
+        for skipped in range(0, size, most):  # an episode longer than that is cut
+            yield _read(dump, database, facts, episodes["episode"][start:stop], most, skipped)
+        start = stop
+
+
+def _read(
+    dump: Dump, database: Database, facts: Facts, episodes: Array, most: int, skipped: int = 0
+) -> Case:
+    import pyarrow as pa
+
+    database.connection.register("picked", pa.table({"episode": episodes}))
+    agent = "coalesce(enum_code(agent_id), -1)" if dump.has("agent_id") else "-1"
+    made = database.columns(
+        "SELECT row_id, coalesce(episode_id, -1) AS episode, coalesce(timestep, -1) AS timestep,"
+        f" {agent}::BIGINT AS agent, coalesce(policy_version, -1) AS version,"
+        " coalesce(old_log_prob, 'nan')::DOUBLE AS stored,"
+        " coalesce(log_prob, 'nan')::DOUBLE AS replayed,"
+        " coalesce(rounding, 0)::DOUBLE AS rounding, coalesce(actor, -1) AS actor,"
+        " row_id IN (FROM wrong) AS wrong"
+        " FROM replay SEMI JOIN picked ON picked.episode = coalesce(episode_id, -1)"
+        f" ORDER BY row_id LIMIT {most} OFFSET {skipped}"
+    )
+    database.connection.unregister("picked")
+    wrong = made.pop("wrong").astype(bool)
+    scalars = {name: made[name] for name in SCALARS}
+    return cases.read(facts, dump, made["row_id"], scalars, wrong)
+
+
+def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> None:
+    """Gives each failing row of a case to the first of the chosen that explains it."""
+    import pyarrow as pa
+
+    owner, source = np.full(len(case), -1), np.full(len(case), -1)
+    for number, suspect in enumerate(chosen):
+        verdict = suspect.hypothesis.test(case)
+        claimed = engine.claims(case, verdict, case.unexplained)
+        owner[claimed] = first + number
+        if verdict.sources is not None:
+            source[claimed] = verdict.sources[claimed]
+        case.unexplained = case.unexplained & ~claimed
+    mine = np.flatnonzero(owner >= 0)
+    names = np.array([suspect.name for suspect in chosen], dtype=object)
+    table = {
+        "row_id": case.of("row_id")[mine],
+        "number": owner[mine].astype(np.int32),
+        "cause": pa.array(names[owner[mine] - first], pa.string()),
+        "source_row_id": pa.array(source[mine], mask=source[mine] < 0),
+    }
+    database.connection.register("claimed", pa.table(table))
+    database.execute("INSERT INTO causes SELECT *, NULL FROM claimed")
+    database.connection.unregister("claimed")
+
+
+# What is told
+
+
+def _told(database: Database, found: list[Found], versions: list[int]) -> Diagnosis:
+    database.execute(
+        "CREATE OR REPLACE TEMP TABLE bad AS SELECT row_id, coalesce(episode_id, -1) AS episode, number"
+        " FROM (SELECT DISTINCT row_id FROM findings WHERE severity = 'error' AND row_id IS NOT NULL"
+        " UNION SELECT row_id FROM causes) LEFT JOIN causes USING (row_id)"
+        " LEFT JOIN (SELECT row_id, episode_id FROM digest) USING (row_id)"
+    )
+    [whole] = database.rows(
+        "SELECT count(*) AS bad, count(*) FILTER (number IS NULL) AS left_over FROM bad"
+    )
+    counted = database.rows(
+        "WITH own AS (SELECT episode, number, count(*) AS rows FROM bad WHERE number IS NOT NULL"
+        " GROUP BY ALL),"
+        " unexplained AS (SELECT episode, count(*) AS rows FROM bad WHERE number IS NULL GROUP BY ALL)"
+        " SELECT number, sum(own.rows)::BIGINT AS rows, count(*) AS episodes,"
+        " coalesce(sum(unexplained.rows), 0)::BIGINT AS left_over"
+        " FROM own LEFT JOIN unexplained USING (episode) GROUP BY number"
+    )
+    by_name: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in sorted(counted, key=lambda row: -row["rows"]):
+        one = found[row["number"]]
+        key = (
+            one.name,
+            repr({k: v for k, v in one.parameters.items() if k not in ("unique", "ambiguous")}),
+        )
+        if key in by_name:
+            by_name[key]["rows"] += row["rows"]
+            continue
+        by_name[key] = _entry(one, row, whole)
+        level = by_name[key]["confidence"]
+        database.execute(f"UPDATE causes SET confidence = '{level}' WHERE number = {row['number']}")
+    causes = sorted(by_name.values(), key=lambda entry: -entry["rows"])
+    for entry in causes:
+        entry["share"] = entry["rows"] / whole["bad"]
+    return Diagnosis(causes, whole["left_over"], _checkpoints(database, found, versions))
+
+
+def _entry(one: Found, row: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    evidence = f"in {row['rows']:,} rows of {row['episodes']:,} episodes {one.evidence}"
+    if one.suspect is not None and one.suspect.verdict.chance > 0:
+        by_chance = max(one.suspect.verdict.chance, 1e-6)
+        evidence += f"; by chance it would in {by_chance:.2g} of the failing rows"
+    return {
+        "name": one.name,
+        "rows": row["rows"],
+        "share": 0.0,
+        "confidence": _confidence(one, row, whole["left_over"]),
+        "parameters": one.parameters,
+        "evidence": evidence,
+        "fix": engine.fix_of(one.name),
+        "also": one.also,
+    }
+
+
+def _confidence(one: Found, row: dict[str, Any], unexplained: int) -> str:
+    """A bug that leaves much of what it touched unexplained may be another, seen in part."""
+    rows = row["rows"]
+    # Where it hits several rows of an episode, the episode is the measure; else all that is left over.
+    left_over = row["left_over"] if rows >= 3 * row["episodes"] else unexplained
+    covered = rows / (rows + left_over)
+    limits = [PROVEN, LIKELY, HINT]
+    level = 0 if not one.effect or covered >= SURE else 1 if covered >= 0.5 else 2
+    if one.also:
+        level = max(level, 1)
+    return limits[max(level, limits.index(one.most))]
+
+
+def _checkpoints(database: Database, found: list[Found], versions: list[int]) -> list[dict[str, Any]]:
+    offsets = {
+        number: one.parameters["offset"]
+        for number, one in enumerate(found)
+        if one.name in ("stale-policy-version", "recomputed-after-update")
+    }
+    if not offsets:
+        return []
+    listed = ", ".join(map(str, offsets))
+    rows = database.rows(
+        "SELECT policy_version, number, count(*) AS rows, count(DISTINCT episode_id) AS episodes"
+        f" FROM causes JOIN digest USING (row_id) WHERE number IN ({listed}) GROUP BY ALL ORDER BY 1, 2"
+    )
+    told = []
+    for row in rows:
+        place = versions.index(row["policy_version"]) + offsets[row["number"]]
+        told.append(
+            {
+                "policy_version": row["policy_version"],
+                "acted": versions[place] if 0 <= place < len(versions) else None,
+                "rows": row["rows"],
+                "episodes": row["episodes"],
+            }
+        )
+    return told

@@ -1,0 +1,1 @@
+"""One file per fault, named after it; `fault` runs them."""
