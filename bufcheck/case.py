@@ -7,7 +7,7 @@ rows with some of their columns taken from other rows, or by other actors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ CONTEXT = ("subset_indices", "num_actions", "action_mask")
 ACTION = ("action_index", "action")
 MOST_NUMBERS = 1 << 25
 """States, logits and subsets of one case hold no more numbers than this."""
+COARSE = 2e-5
 DEFAULT_NOISE = 2e-5
 """How far a replay may be off where no row confirms it."""
 
@@ -55,10 +56,12 @@ class Failing:
     episode: Array
     timestep: Array
     agent: Array
-    place: Array
-    """Which row of its episode it is, in storage order."""
-    of: Array
-    """How many rows its episode has."""
+    count_places: Callable[[], tuple[Array, Array]]
+    """Which row of its episode each is, in storage order, and how many the episode has."""
+
+    @cached_property
+    def places(self) -> tuple[Array, Array]:
+        return self.count_places()
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,15 @@ class Facts:
     actors: list[str] = field(default_factory=list)
     """Notes on the layers of the checkpoints that make log-probs depend on more than the state."""
     failing: Failing | None = None
-    noted: dict[Any, Any] = field(default_factory=dict)
-    """What was worked out of `failing`."""
 
     @property
     def policy(self) -> dict[str, Any]:
         return self.replay.policy
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether log-probs were stored with so few bits that nothing finer can be asked."""
+        return self.relative > COARSE
 
     @property
     def is_categorical(self) -> bool:
@@ -133,7 +139,9 @@ class Case:
         facts = self.facts
         size = np.minimum(np.abs(self.stored), np.abs(values))
         rounding = np.nan_to_num(self.of("rounding"))
-        allowed = facts.tolerance + facts.relative * size + rounding
+        allowed: Array = facts.tolerance + facts.relative * size + rounding
+        if facts.is_coarse:
+            return allowed
         found: Array = np.minimum(allowed, facts.noise + 1e-6 * size + rounding)
         return found
 
@@ -328,7 +336,11 @@ class Case:
     @cached_property
     def choices(self) -> Array:
         """How many places had a chance."""
-        found: Array = np.isfinite(self.local).sum(1)
+        from bufcheck.distributions import categorical
+
+        closed = self.facts.policy["masked_logit"]
+        shut = closed is None or closed <= categorical.MASKED_FOR_GOOD
+        found: Array = (self.offer.offered & (self.offer.legal | (not shut))).sum(1)
         return found
 
     @cached_property
@@ -461,17 +473,3 @@ def rows_at_once(facts: Facts) -> int:
     replay = facts.replay
     width = (replay.width or 1) + 2 * replay.outputs
     return int(np.clip(MOST_NUMBERS // width, 1 << 10, 1 << 17))
-
-
-def chunks(episodes: Iterator[tuple[Array, Array]], most: int) -> Iterator[Array]:
-    """Puts episodes (their row ids) together until they are `most` rows."""
-    held: list[Array] = []
-    size = 0
-    for ids, _ in episodes:
-        if size and size + len(ids) > most:
-            yield np.sort(np.concatenate(held))
-            held, size = [], 0
-        held.append(ids)
-        size += len(ids)
-    if held:
-        yield np.sort(np.concatenate(held))

@@ -179,17 +179,25 @@ def _facts(dump: Dump, database: Database, replay: Replayer) -> Facts:
 
 
 def _with_failing(facts: Facts, database: Database) -> Facts:
-    # The place of a row in its episode is counted over all its rows, right or wrong.
     made = database.columns(
         "SELECT row_id, coalesce(old_log_prob, 'nan')::DOUBLE AS stored,"
         " coalesce(log_prob, 'nan')::DOUBLE AS replayed, coalesce(episode_id, -1) AS episode,"
-        " coalesce(timestep, -1) AS timestep, coalesce(agent_id::VARCHAR, '') AS name, place, of"
-        " FROM (SELECT *, row_number() OVER (PARTITION BY episode_id ORDER BY row_id) - 1 AS place,"
-        " count(*) OVER (PARTITION BY episode_id) AS of FROM replay)"
-        f" WHERE row_id IN (FROM wrong) ORDER BY row_id LIMIT {MOST_MATCHED}"
+        " coalesce(timestep, -1) AS timestep, coalesce(agent_id::VARCHAR, '') AS name"
+        f" FROM replay WHERE row_id IN (FROM wrong) ORDER BY row_id LIMIT {MOST_MATCHED}"
     )
     agent = np.searchsorted(np.array(["", *facts.agents], dtype=object), made.pop("name")) - 1
-    return replace(facts, failing=Failing(agent=agent, **made), noted={})
+
+    def count_places() -> tuple[Array, Array]:
+        # Counted over all rows of an episode, right or wrong.
+        found = database.columns(
+            "SELECT place, rows FROM (SELECT row_id,"
+            " row_number() OVER (PARTITION BY episode_id ORDER BY row_id) - 1 AS place,"
+            " count(*) OVER (PARTITION BY episode_id) AS rows FROM replay)"
+            f" WHERE row_id IN (FROM wrong) ORDER BY row_id LIMIT {MOST_MATCHED}"
+        )
+        return found["place"], found["rows"]
+
+    return replace(facts, failing=Failing(agent=agent, count_places=count_places, **made))
 
 
 def _sample(episodes: dict[str, Array], most: int, seed: int) -> Array:
@@ -279,21 +287,26 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
 
 def _told(database: Database, found: list[Found], versions: list[int]) -> Diagnosis:
     database.execute(
-        "CREATE OR REPLACE TEMP TABLE bad AS SELECT row_id, coalesce(episode_id, -1) AS episode, number"
-        " FROM (SELECT DISTINCT row_id FROM findings WHERE severity = 'error' AND row_id IS NOT NULL"
+        "CREATE OR REPLACE TEMP TABLE bad AS SELECT row_id, coalesce(episode_id, -1) AS episode, number,"
+        " cause FROM (SELECT DISTINCT row_id FROM findings WHERE severity = 'error' AND row_id IS NOT NULL"
         " UNION SELECT row_id FROM causes) LEFT JOIN causes USING (row_id)"
         " LEFT JOIN (SELECT row_id, episode_id FROM digest) USING (row_id)"
     )
     [whole] = database.rows(
         "SELECT count(*) AS bad, count(*) FILTER (number IS NULL) AS left_over FROM bad"
     )
+    # What is left over in the episodes a bug touched speaks against it; so does what took the same bug
+    # with other parameters.
     counted = database.rows(
-        "WITH own AS (SELECT episode, number, count(*) AS rows FROM bad WHERE number IS NOT NULL"
+        "WITH own AS (SELECT episode, number, any_value(cause) AS cause, count(*) AS rows FROM bad"
+        " WHERE number IS NOT NULL GROUP BY episode, number),"
+        " whole AS (SELECT episode, cause, count(*) AS rows FROM bad WHERE cause IS NOT NULL"
         " GROUP BY ALL),"
         " unexplained AS (SELECT episode, count(*) AS rows FROM bad WHERE number IS NULL GROUP BY ALL)"
         " SELECT number, sum(own.rows)::BIGINT AS rows, count(*) AS episodes,"
-        " coalesce(sum(unexplained.rows), 0)::BIGINT AS left_over"
-        " FROM own LEFT JOIN unexplained USING (episode) GROUP BY number"
+        " (coalesce(sum(unexplained.rows), 0) + sum(whole.rows - own.rows))::BIGINT AS left_over"
+        " FROM own JOIN whole USING (episode, cause) LEFT JOIN unexplained USING (episode)"
+        " GROUP BY number"
     )
     by_name: dict[tuple[str, str], dict[str, Any]] = {}
     for row in sorted(counted, key=lambda row: -row["rows"]):
@@ -305,7 +318,8 @@ def _told(database: Database, found: list[Found], versions: list[int]) -> Diagno
         if key in by_name:
             by_name[key]["rows"] += row["rows"]
             continue
-        by_name[key] = _entry(one, row, whole)
+        same = sum(r["rows"] for r in counted if found[r["number"]].name == one.name)
+        by_name[key] = _entry(one, row | {"elsewhere": whole["left_over"] + same - row["rows"]})
         level = by_name[key]["confidence"]
         database.execute(f"UPDATE causes SET confidence = '{level}' WHERE number = {row['number']}")
     causes = sorted(by_name.values(), key=lambda entry: -entry["rows"])
@@ -314,7 +328,7 @@ def _told(database: Database, found: list[Found], versions: list[int]) -> Diagno
     return Diagnosis(causes, whole["left_over"], _checkpoints(database, found, versions))
 
 
-def _entry(one: Found, row: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+def _entry(one: Found, row: dict[str, Any]) -> dict[str, Any]:
     evidence = f"in {row['rows']:,} rows of {row['episodes']:,} episodes {one.evidence}"
     if one.suspect is not None and one.suspect.verdict.chance > 0:
         by_chance = max(one.suspect.verdict.chance, 1e-6)
@@ -323,7 +337,7 @@ def _entry(one: Found, row: dict[str, Any], whole: dict[str, Any]) -> dict[str, 
         "name": one.name,
         "rows": row["rows"],
         "share": 0.0,
-        "confidence": _confidence(one, row, whole["left_over"]),
+        "confidence": _confidence(one, row),
         "parameters": one.parameters,
         "evidence": evidence,
         "fix": engine.fix_of(one.name),
@@ -331,11 +345,11 @@ def _entry(one: Found, row: dict[str, Any], whole: dict[str, Any]) -> dict[str, 
     }
 
 
-def _confidence(one: Found, row: dict[str, Any], unexplained: int) -> str:
+def _confidence(one: Found, row: dict[str, Any]) -> str:
     """A bug that leaves much of what it touched unexplained may be another, seen in part."""
     rows = row["rows"]
-    # Where it hits several rows of an episode, the episode is the measure; else all that is left over.
-    left_over = row["left_over"] if rows >= 3 * row["episodes"] else unexplained
+    # Where it hits several rows of an episode, the episode is the measure; else the dump.
+    left_over = row["left_over"] if rows >= 3 * row["episodes"] else row["elsewhere"]
     covered = rows / (rows + left_over)
     limits = [PROVEN, LIKELY, HINT]
     level = 0 if not one.effect or covered >= SURE else 1 if covered >= 0.5 else 2

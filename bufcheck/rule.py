@@ -136,18 +136,19 @@ def choose(
     return chosen
 
 
-def find(name: str, rules: Iterable[Rule] | None = None) -> Rule:
+def find(name: str, rules: Iterable[Rule] | None = None, also: Iterable[str] = ()) -> Rule:
+    """`also`: names of other things the user may have meant."""
     rules = list(built_in() if rules is None else rules)
     for rule in rules:
         if name.lower() in (rule.code.lower(), rule.name):
             return rule
-    raise UsageError(f"no rule is called {name!r}", _near(name, rules))
+    raise UsageError(f"no rule is called {name!r}", _near(name, rules, also))
 
 
-def _near(name: str, rules: list[Rule]) -> str:
+def _near(name: str, rules: list[Rule], also: Iterable[str]) -> str:
     import difflib
 
-    names = [n for rule in rules for n in (rule.name, rule.code)]
+    names = [*(n for rule in rules for n in (rule.name, rule.code)), *also]
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else "`bufcheck rules` lists them"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bufcheck import digest, replayer, rule, schema, settings, shipped
+from bufcheck import cause, digest, fault, replayer, rule, schema, settings, shipped
 from bufcheck.cli import COMMANDS, main
 from bufcheck.sql import split_header, table_names
 
@@ -122,8 +122,25 @@ def commands_page() -> str:
     return "\n".join(lines)
 
 
+def causes_page() -> str:
+    lines = [
+        NOTE,
+        "# Causes\n",
+        "Each is one file in `bufcheck/causes/`."
+        " How they are found and judged: [diagnosis.md](diagnosis.md).\n",
+    ]
+    made = set(fault.names())
+    for name in cause.names():
+        lines += [f"## {name}\n", f"{cause.described(name)}\n", f"- Fix: {cause.fix_of(name)}"]
+        if name in made:
+            lines.append(f"- Make it: `bufcheck inject DUMP --fault {name} -o OUT`")
+        lines.append("")
+    return "\n".join(lines)
+
+
 PAGES = {
     "rules.md": rules_page,
+    "causes.md": causes_page,
     "tables.md": tables_page,
     "schema.md": schema_page,
     "cli.md": commands_page,

@@ -38,6 +38,8 @@ class Answer:
     cause_of: dict[str, Array]
     """row_id of the findings of each cause"""
     seconds: float
+    source_of: dict[int, int]
+    """row_id → the row whose log-prob it holds, where that was recovered"""
 
     def rows_of(self, name: str) -> Array:
         """The rows put down to a cause, or to one that is said to look the same."""
@@ -61,13 +63,17 @@ def _named(cause: dict[str, Any], name: str) -> bool:
 
 def ask(world: World, paths: Iterable[Path], folder: Path, ignore: tuple[str, ...] = ()) -> Answer:
     torch.set_num_threads(1)
-    findings = folder / "findings.parquet"
-    findings.unlink(missing_ok=True)
+    findings, sources = folder / "findings.parquet", folder / "causes.parquet"
     begun = time.perf_counter()
     report = bufcheck.validate(
-        *(str(path) for path in paths), actor=world.actor, findings=findings, ignore=ignore
+        *(str(path) for path in paths),
+        actor=world.actor,
+        findings=findings,
+        causes=sources,
+        ignore=ignore,
     )
     seconds = time.perf_counter() - begun
+    moved = pq.read_table(sources, columns=["row_id", "source_row_id"]).drop_null().to_pydict()
     found = pq.read_table(findings).to_pydict()
     columns = zip(found["row_id"], found["severity"], found["cause"], strict=True)
     known = [each for each in columns if each[0] is not None]
@@ -82,6 +88,7 @@ def ask(world: World, paths: Iterable[Path], folder: Path, ignore: tuple[str, ..
         np.unique(np.array([row for row, severity, _ in known if severity == "error"], int)),
         {cause: np.unique(rows) for cause, rows in cause_of.items()},
         seconds,
+        dict(zip(moved["row_id"], moved["source_row_id"], strict=True)),
     )
 
 
@@ -284,8 +291,3 @@ def run_pair(first: Job, second: Job) -> list[Result]:
     for result in results:
         result.right = result.named
     return results
-
-
-def mapping(answer: Answer) -> dict[int, int] | None:
-    """The hook for a recovered permutation, row_id → the row its log-prob came from; None: not exposed."""
-    return None

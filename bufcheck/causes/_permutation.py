@@ -109,7 +109,7 @@ def _kind(moves: Moves) -> Kind | None:
     if share >= MOSTLY:
         return Kind("storage", moves, offset, share=share)
     for name in ("stride", "stride back"):
-        fits = same_episode & (stride_source(f, i, name) == f.place[j])
+        fits = same_episode & (stride_source(f, i, name) == f.places[0][j])
         if fits.mean() >= MOSTLY:
             return Kind(name, moves, share=float(fits.mean()))
     return _growing(moves) or _shuffled(moves)
@@ -126,7 +126,7 @@ def stride_source(failing: Failing, rows: Array, name: str) -> Array:
     key = np.unique(np.stack([failing.episode, failing.agent]), axis=1)
     episodes, agents = np.unique(key[0], return_counts=True)
     count = np.maximum(agents[np.searchsorted(episodes, failing.episode[rows])], 1)
-    size, place = failing.of[rows], failing.place[rows]
+    place, size = (part[rows] for part in failing.places)
     steps = np.maximum(size // count, 1)
     read: Array = place % steps * count + place // steps
     back: Array = place % count * steps + place // count

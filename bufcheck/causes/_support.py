@@ -74,14 +74,15 @@ def sorted_share(case: Case) -> float:
 def member(case: Case) -> Array:
     """Which other place has the stored log-prob; −1 where none does."""
 
-    def found() -> Array:
+    def nearest() -> Array:
         with np.errstate(invalid="ignore"):
             away = np.abs(case.log_chances - case.stored[:, None])
         away = np.where(np.isfinite(case.local), np.nan_to_num(away, nan=np.inf), np.inf)
         best = away.argmin(1)
-        return np.where(away.min(1) <= case.near(case.stored), best, -1)
+        found = np.isfinite(case.stored) & (away.min(1) <= case.near(case.stored))
+        return np.where(found, best, -1)
 
-    return case.once("member", found)
+    return case.once("member", nearest)
 
 
 def likelihoods(case: Case) -> Array:

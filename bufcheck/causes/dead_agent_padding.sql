@@ -10,6 +10,7 @@ WITH behind AS (
         digest.row_id,
         episode_id,
         agent_id,
+        state_zero,
         state_zero
         OR state_hash = lag(state_hash) OVER (PARTITION BY episode_id, agent_id ORDER BY timestep, digest.row_id)
             AS padded,
@@ -29,7 +30,7 @@ judged AS (
     WHERE flagged
     GROUP BY ALL
 )
--- One row that shows a new state is a reset, not padding.
+-- A single row may as well be a reset, unless it shows zeros.
 SELECT row_id
 FROM behind JOIN judged USING (episode_id, agent_id)
-WHERE flagged AND (share > 0.5 OR rows > 1)
+WHERE flagged AND share > 0.5 AND (rows > 1 OR state_zero)

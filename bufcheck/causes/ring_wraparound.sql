@@ -19,7 +19,8 @@ edges AS (
         head,
         closing.row_id AS closing,
         opening.episode_id AS split,
-        (opening.episode_id, opening.timestep) >= (closing.episode_id, closing.timestep) AS turned
+        (opening.episode_id, opening.timestep, opening.agent_id)
+        > (closing.episode_id, closing.timestep, closing.agent_id) AS turned
     FROM breaks
     JOIN files USING (file)
     JOIN digest AS opening ON opening.row_id = files.first_row

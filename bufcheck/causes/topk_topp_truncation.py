@@ -38,8 +38,10 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
             f"a softmax over the {k} most likely actions gives the stored value",
         )
     # A nucleus of m actions was kept for every p between the mass of m - 1 and of m.
-    below = np.where(kept > 0, mass[rows, np.maximum(kept - 1, 0)], 0.0)
-    p = _most_overlap(below, mass[rows, kept])
+    rows, kept = rows[kept > 0], kept[kept > 0]
+    if len(rows) < LEAST:
+        return
+    p = _most_overlap(mass[rows, kept - 1], mass[rows, kept])
     if 0.01 < p < 0.9999:
         yield Hypothesis(
             {"p": round(p, 3)},
