@@ -344,26 +344,12 @@ class Case:
         return found
 
     @cached_property
-    def all_subset_hash(self) -> Array:
-        """Equal where rows were offered the same, in the same order."""
-        import pyarrow as pa
-
-        column = self.rows.column("subset_indices")
-        opened = vectors.open_rows(column)
-        mixed = opened.values.astype(np.uint64) + np.uint64(1)
-        place = (np.arange(len(mixed)) - np.repeat(opened.offsets[:-1], opened.lengths)).astype(
-            np.uint64
-        )
-        mixed = (mixed * np.uint64(0x9E3779B97F4A7C15)) ^ (
-            (place + np.uint64(1)) * np.uint64(0xC2B2AE3D27D4EB4F)
-        )
-        mixed ^= mixed >> np.uint64(29)
-        mixed *= np.uint64(0xBF58476D1CE4E5B9)
-        mixed ^= mixed >> np.uint64(32)
-        total = np.zeros(len(mixed) + 1, np.uint64)
-        np.cumsum(mixed, out=total[1:])
-        assert isinstance(column, pa.Array)
-        found: Array = total[opened.offsets[1:]] - total[opened.offsets[:-1]]
+    def all_offered(self) -> Array:
+        """A number for every row, equal where rows were offered the same in the same order."""
+        found = np.zeros(self.rows.num_rows, np.uint64)
+        for name in CONTEXT:
+            if name in self.rows.schema.names:
+                found = found * np.uint64(31) + _hashed(self.rows.column(name))
         return found
 
 
@@ -416,6 +402,27 @@ def padded(column: pa.Array) -> tuple[Array, Array]:
     table: Array = np.zeros((len(lengths), width), opened.values.dtype)
     table[np.arange(width) < lengths[:, None]] = opened.values
     return table, lengths
+
+
+def _hashed(column: pa.Array) -> Array:
+    """Equal where values are, with the odd accident."""
+    import pyarrow as pa
+
+    if not pa.types.is_nested(column.type):
+        plain: Array = column.fill_null(-1).to_numpy(zero_copy_only=False)
+        return plain.astype(np.int64).astype(np.uint64)
+    opened = vectors.open_rows(column)
+    place = np.arange(len(opened.values)) - np.repeat(opened.offsets[:-1], opened.lengths)
+    mixed = opened.values.astype(np.int64).astype(np.uint64) + np.uint64(1)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= (place.astype(np.uint64) + np.uint64(1)) * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(32)
+    total = np.zeros(len(mixed) + 1, np.uint64)
+    np.cumsum(mixed, out=total[1:])
+    found: Array = total[opened.offsets[1:]] - total[opened.offsets[:-1]]
+    return found
 
 
 def take(table: Array, places: Array) -> Array:

@@ -63,6 +63,8 @@ class Verdict(NamedTuple):
     """The share of rows it would explain by accident."""
     sources: Array | None = None
     """Where each row's log-prob came from, as row ids; −1 where that is not known."""
+    chained: Array | None = None
+    """Rows whose neighbour it explains, and about which nothing more can be said."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Hypothesis:
     """What fits, in a sentence."""
     most: str = PROVEN
     """The most confidence it deserves."""
+    rank: int | None = None
+    """Where its evidence makes it more specific than its module is."""
 
 
 @dataclass
@@ -113,21 +117,24 @@ def predicting(
         chance = float((case.hits(turned) & ~explained).mean()) if len(values) > 2 else 0.0
         if null is not None:
             chance = max(chance, float(case.hits(null(case)).mean()))
+        chained = None
         if copied is not None:
             there, source = copied(case)
+            there = there & (source >= 0) & ~case.wrong[source]
             healthy = there[~case.wrong]
             usual = float(healthy.mean()) if len(healthy) >= LEAST else 1.0
             if usual < 0.5:
                 explained = explained | there[case.at]
                 chance = max(chance, usual)
                 # Where the source was hit as well, nothing is left to compare with.
+                hit = np.zeros(len(there), bool)
+                hit[case.at] = explained
                 for _ in range(CHAIN):
-                    hit = np.zeros(len(there), bool)
-                    hit[case.at] = explained
-                    explained = explained | ((source >= 0) & hit[source])[case.at]
+                    hit |= case.wrong & (source >= 0) & hit[source]
+                chained = hit[case.at]
         chance = max(chance, background)
         lost = np.isnan(values) if edges else np.zeros(len(values), bool)
-        return Verdict(explained, lost, chance, sources(case) if sources else None)
+        return Verdict(explained, lost, chance, sources(case) if sources else None, chained)
 
     return test
 
@@ -230,7 +237,8 @@ def _suspects(
         for hypothesis in module.suppose(case, unexplained):
             verdict = hypothesis.test(case)
             if (verdict.explained & unexplained).sum() >= LEAST:
-                yield Suspect(name, module.RANK, hypothesis, verdict)
+                rank = module.RANK if hypothesis.rank is None else hypothesis.rank
+                yield Suspect(name, rank, hypothesis, verdict)
 
 
 def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | None:
@@ -264,6 +272,8 @@ def _twins(best: Suspect, suspects: list[Suspect], claimed: Array) -> list[str]:
 def claims(case: Case, verdict: Verdict, unexplained: Array) -> Array:
     """The rows a cause takes: what it explains, and what it lost in the streams that are its own."""
     mine = verdict.explained & unexplained
+    if verdict.chained is not None:
+        mine |= verdict.chained & unexplained
     lost = verdict.lost & unexplained & ~mine
     if not lost.any():
         return mine

@@ -287,8 +287,9 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
 
 def _told(database: Database, found: list[Found], versions: list[int]) -> Diagnosis:
     database.execute(
-        "CREATE OR REPLACE TEMP TABLE bad AS SELECT row_id, coalesce(episode_id, -1) AS episode, number,"
-        " cause FROM (SELECT DISTINCT row_id FROM findings WHERE severity = 'error' AND row_id IS NOT NULL"
+        "CREATE OR REPLACE TEMP TABLE bad AS"
+        " SELECT row_id, coalesce(episode_id, -1) AS episode, number, cause"
+        " FROM (SELECT row_id FROM findings WHERE severity = 'error' AND row_id IS NOT NULL"
         " UNION SELECT row_id FROM causes) LEFT JOIN causes USING (row_id)"
         " LEFT JOIN (SELECT row_id, episode_id FROM digest) USING (row_id)"
     )

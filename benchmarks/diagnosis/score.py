@@ -38,6 +38,7 @@ class Answer:
     cause_of: dict[str, Array]
     """row_id of the findings of each cause"""
     seconds: float
+    cannot_tell: list[str]
     source_of: dict[int, int]
     """row_id → the row whose log-prob it holds, where that was recovered"""
 
@@ -88,6 +89,7 @@ def ask(world: World, paths: Iterable[Path], folder: Path, ignore: tuple[str, ..
         np.unique(np.array([row for row, severity, _ in known if severity == "error"], int)),
         {cause: np.unique(rows) for cause, rows in cause_of.items()},
         seconds,
+        report.get("cannot_tell", []),
         dict(zip(moved["row_id"], moved["source_row_id"], strict=True)),
     )
 

@@ -115,8 +115,13 @@ def _ascending(offer: Offer) -> Array:
     return np.asarray(rising.all(axis=1))
 
 
+def _inside(case: Case) -> Array:
+    """An index out of range is no other member's."""
+    return (case.chosen >= 0) & (case.chosen < case.offer.sizes)
+
+
 def _judged(case: Case, unexplained: Array) -> Support:
-    rows = np.flatnonzero(unexplained & (member(case) >= 0) & (case.chosen >= 0))
+    rows = np.flatnonzero(unexplained & (member(case) >= 0) & _inside(case))
     model = np.full(len(case), -1)
     if len(rows) < LEAST:
         return Support(member(case), model, {})

@@ -19,6 +19,8 @@ APPLIES = "categorical"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
+    if "subset_indices" not in case.rows.schema.names or case.facts.policy["logits"] == "prefix":
+        return  # an index is an id
     yield Hypothesis(
         {"kind": "local index scored as an id"},
         predicting(_scored_as_id),

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from bufcheck.case import Case
+from bufcheck.case import CONTEXT, Case
 from bufcheck.cause import LEAST, Hypothesis, Verdict
 from bufcheck.vectors import Array
 
@@ -20,7 +20,7 @@ APPLIES = "categorical"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
-    if "subset_indices" not in case.rows.schema.names or case.most_agents < 2:
+    if not set(CONTEXT) & set(case.rows.schema.names) or case.most_agents < 2:
         return
     rated = [
         (int((_same(case, agent)[case.at] & unexplained).sum()), agent)
@@ -41,7 +41,7 @@ def _same(case: Case, agent: int) -> Array:
     its own row is right."""
 
     def found() -> Array:
-        offered, steps = case.all_subset_hash, case.step_of
+        offered, steps = case.all_offered, case.step_of
         size = int(steps.max(initial=0)) + 1
         source = np.full(size, -1)
         mine = (case.scalars["agent"] == agent) & ~case.wrong
@@ -63,7 +63,7 @@ def _broadcast(case: Case, agent: int) -> Verdict:
     if healthy.sum() >= 50:
         chance = float(same[healthy].mean())
     else:
-        later, offered = case.all_along(1), case.all_subset_hash
+        later, offered = case.all_along(1), case.all_offered
         mine = (case.scalars["agent"] == agent) & (later >= 0)
         chance = float((offered == offered[later])[mine].mean()) if mine.any() else 1.0
     return Verdict(same[case.at], np.zeros(len(case), bool), chance)

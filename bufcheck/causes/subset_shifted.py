@@ -22,14 +22,13 @@ APPLIES = "categorical"
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     if not set(CONTEXT) & set(case.rows.schema.names):
         return
-    listed = "subset_indices" in case.rows.schema.names
     for steps in (-1, 1, -2, 2):
         yield Hypothesis(
             {"offset": -steps},
             predicting(
                 partial(_with_context_of, steps=steps),
                 edges=True,
-                copied=partial(_copied, steps=-steps) if listed else None,
+                copied=partial(_copied, steps=-steps),
             ),
             f"with the subset that stands {_where(steps)}, the actor gives the stored value",
         )
@@ -37,7 +36,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
 
 def _copied(case: Case, steps: int) -> tuple[Array, Array]:
     """Rows that hold the neighbour's subset."""
-    source, offered = case.all_along(steps), case.all_subset_hash
+    source, offered = case.all_along(steps), case.all_offered
     return (source >= 0) & (offered == offered[source]), source
 
 

@@ -4,11 +4,12 @@ more for every row dropped."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from bufcheck.case import Case
-from bufcheck.cause import Hypothesis, Verdict
+from bufcheck.cause import LEAST, Hypothesis, Verdict
 from bufcheck.causes import _permutation
 from bufcheck.vectors import Array
 
@@ -17,35 +18,87 @@ FIX = (
 )
 RANK = 3
 APPLIES = None
+FEW, MOST = 16, 2000
+"""Offsets that are tried."""
+GAP = 4
+"""Healthy rows in a row that may lie within a stretch: a single choice has log-prob 0 anywhere."""
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
-    kind = _permutation.classified(case, unexplained)
-    if kind is None or kind.name != "growing":
+    candidates = _candidates(case, unexplained)
+    # 0 is what ends are padded with, and what any single choice has.
+    offsets = np.where(unexplained & (np.abs(case.stored) > 1e-6), _offsets(case, candidates), 0)
+    rows = np.flatnonzero(offsets)
+    if len(rows) < LEAST:
         return
-    f, moves = kind.moves.failing, kind.moves
-    ahead = f.row_id[moves.source] - f.row_id[moves.target]
-    most = int(np.quantile(ahead[ahead > 0], 0.99))
+    stretch = _stretches(case.of("row_id")[rows])
+    sizes = np.bincount(stretch)
+    long = sizes >= 3
+    if sizes[long].sum() < 0.6 * len(rows):
+        return
+    first = np.searchsorted(stretch, np.arange(len(sizes)))[long]
+    ahead = offsets[rows]
+    rises = np.diff(ahead)[np.diff(stretch) == 0]
+    reached = ahead[first + (3 * sizes[long]) // 4]
+    grows = (reached > ahead[first]).mean()
+    inside = _follows_a_healthy_row(case)[rows][first].mean()
+    # A shift stands at one offset from an episode's start; this one starts anywhere, and grows.
+    if (rises >= 0).mean() < 0.9 or (grows < 0.3 and inside < 0.7):
+        return
+    most = int(np.quantile(ahead, 0.99))
     yield Hypothesis(
         {"rows_dropped": most},
-        lambda case: _desynced(case, most),
-        f"the stored value is the replayed one of a row further on, by an offset that grows to {most}",
+        partial(_desynced, candidates=candidates),
+        f"the stored value is the replayed one of a row further on, by an offset that grows up to {most}",
+        rank=0,
     )
 
 
-def _desynced(case: Case, most: int) -> Verdict:
-    """Follows the offset row by row: the smallest not below the last that fits."""
-    ids, replayed = case.scalars["row_id"], case.scalars["replayed"]
-    at, stored = case.of("row_id"), case.stored
-    near = case.near(stored)
-    offsets = np.full(len(case), -1)
-    place = np.searchsorted(ids, at)
-    for offset in range(most + 1, 0, -1):
-        there = np.minimum(place + offset, len(ids) - 1)
-        with np.errstate(invalid="ignore"):
-            fits = (ids[there] == at + offset) & (np.abs(replayed[there] - stored) <= near)
-        offsets[fits] = offset
+def _stretches(row_id: Array) -> Array:
+    """The number of the stretch each row is in."""
+    return np.concatenate([[0], np.cumsum(np.diff(row_id) > GAP)])
+
+
+def _follows_a_healthy_row(case: Case) -> Array:
+    """Rows whose neighbour before, in storage order, is healthy and of the same episode."""
+    before = np.maximum(case.at - 1, 0)
+    same = case.scalars["episode"][before] == case.of("episode")
+    found: Array = same & ~case.wrong[before] & (case.at > 0)
+    return found
+
+
+def _candidates(case: Case, unexplained: Array) -> tuple[int, ...]:
+    """Offsets that rows with one match only show, and the first few anyway."""
+    kind, found = _permutation.classified(case, unexplained), set(range(1, FEW + 1))
+    if kind is not None and kind.name == "growing":
+        row_id = kind.moves.failing.row_id
+        ahead = row_id[kind.moves.source] - row_id[kind.moves.target]
+        values, times = np.unique(ahead[ahead > 0], return_counts=True)
+        found |= set(values[(times >= 3) & (values <= np.quantile(ahead, 0.9) * 2 + 4)][:MOST].tolist())
+    return tuple(sorted(found, reverse=True))
+
+
+def _offsets(case: Case, candidates: tuple[int, ...]) -> Array:
+    """How far ahead, in storage order, the row lies that has the stored value; 0 where none does."""
+
+    def nearest() -> Array:
+        ids, replayed = case.scalars["row_id"], case.scalars["replayed"]
+        stored, near = case.stored, case.near(case.stored)
+        found = np.zeros(len(case), np.int64)
+        for offset in candidates:
+            there = np.minimum(case.at + offset, len(ids) - 1)
+            fits = (ids[there] == case.of("row_id") + offset) & (
+                np.abs(replayed[there] - stored) <= near
+            )
+            found[fits] = offset
+        return found
+
+    return case.once(("offsets ahead", candidates), nearest)
+
+
+def _desynced(case: Case, candidates: tuple[int, ...]) -> Verdict:
+    offsets = _offsets(case, candidates)
     explained = offsets > 0
-    sources = np.where(explained, at + offsets, -1)
+    sources = np.where(explained, case.of("row_id") + offsets, -1)
     # What stands at the end of the stretch is padding.
-    return Verdict(explained, ~explained, 1e-5 * (most + 1), sources)
+    return Verdict(explained, ~explained, 1e-3, sources)
