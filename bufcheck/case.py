@@ -59,6 +59,9 @@ class Failing:
     count_places: Callable[[], tuple[Array, Array]]
     """Which row of its episode each is, in storage order, and how many the episode has."""
 
+    everyone: Callable[[], tuple[Array, Array]]
+    """Row ids and replayed log-probs of healthy rows."""
+
     @cached_property
     def places(self) -> tuple[Array, Array]:
         return self.count_places()

@@ -269,9 +269,14 @@ def _twins(best: Suspect, suspects: list[Suspect], claimed: Array) -> list[str]:
     return sorted(found)
 
 
-def claims(case: Case, verdict: Verdict, unexplained: Array) -> Array:
-    """The rows a cause takes: what it explains, and what it lost in the streams that are its own."""
+def claims(case: Case, verdict: Verdict, unexplained: Array, already: Array | None = None) -> Array:
+    """The rows a cause takes: what it explains, and what it lost in the streams that are its own.
+
+    `already`: rows that were given to it before.
+    """
     mine = verdict.explained & unexplained
+    if already is not None:
+        mine = mine | already
     if verdict.chained is not None:
         mine |= verdict.chained & unexplained
     lost = verdict.lost & unexplained & ~mine

@@ -33,6 +33,8 @@ MOST_MATCHED = 4_000_000
 """Failing rows among which a permutation is looked for."""
 SURE = 0.98
 """A proven cause leaves this little of its episodes unexplained."""
+FAINT = 0.05
+"""A hint that explains less than this share of what is unexplained is none."""
 NOISY = 1000
 """Healthy rows it takes to measure how exact a replay is."""
 
@@ -197,7 +199,17 @@ def _with_failing(facts: Facts, database: Database) -> Facts:
         )
         return found["place"], found["rows"]
 
-    return replace(facts, failing=Failing(agent=agent, count_places=count_places, **made))
+    def everyone() -> tuple[Array, Array]:
+        found = database.columns(
+            "SELECT row_id, log_prob::DOUBLE AS replayed FROM replay WHERE isfinite(log_prob)"
+            f" AND row_id NOT IN (FROM wrong) ORDER BY row_id LIMIT {MOST_MATCHED}"
+        )
+        return found["row_id"], found["replayed"]
+
+    return replace(
+        facts,
+        failing=Failing(agent=agent, count_places=count_places, everyone=everyone, **made),
+    )
 
 
 def _sample(episodes: dict[str, Array], most: int, seed: int) -> Array:
@@ -262,20 +274,27 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
     import pyarrow as pa
 
     owner, source = np.full(len(case), -1), np.full(len(case), -1)
+    verdicts = []
     for number, suspect in enumerate(chosen):
         verdict = suspect.hypothesis.test(case)
-        claimed = engine.claims(case, verdict, case.unexplained)
-        owner[claimed] = first + number
+        verdicts.append(verdict)
+        mine = verdict.explained & case.unexplained
+        owner[mine] = first + number
         if verdict.sources is not None:
-            source[claimed] = verdict.sources[claimed]
-        case.unexplained = case.unexplained & ~claimed
-    mine = np.flatnonzero(owner >= 0)
+            source[mine] = verdict.sources[mine]
+        case.unexplained = case.unexplained & ~mine
+    # What one lost at an edge, another may have explained: only then it is the first one's.
+    for number, verdict in enumerate(verdicts):
+        lost = engine.claims(case, verdict, case.unexplained, owner == first + number)
+        owner[lost] = first + number
+        case.unexplained = case.unexplained & ~lost
+    given = np.flatnonzero(owner >= 0)
     names = np.array([suspect.name for suspect in chosen], dtype=object)
     table = {
-        "row_id": case.of("row_id")[mine],
-        "number": owner[mine].astype(np.int32),
-        "cause": pa.array(names[owner[mine] - first], pa.string()),
-        "source_row_id": pa.array(source[mine], mask=source[mine] < 0),
+        "row_id": case.of("row_id")[given],
+        "number": owner[given].astype(np.int32),
+        "cause": pa.array(names[owner[given] - first], pa.string()),
+        "source_row_id": pa.array(source[given], mask=source[given] < 0),
     }
     database.connection.register("claimed", pa.table(table))
     database.execute("INSERT INTO causes SELECT *, NULL FROM claimed")
@@ -311,18 +330,22 @@ def _told(database: Database, found: list[Found], versions: list[int]) -> Diagno
     )
     by_name: dict[tuple[str, str], dict[str, Any]] = {}
     for row in sorted(counted, key=lambda row: -row["rows"]):
-        one = found[row["number"]]
-        key = (
-            one.name,
-            repr({k: v for k, v in one.parameters.items() if k not in ("unique", "ambiguous")}),
-        )
-        if key in by_name:
-            by_name[key]["rows"] += row["rows"]
-            continue
+        one, number = found[row["number"]], row["number"]
         same = sum(r["rows"] for r in counted if found[r["number"]].name == one.name)
-        by_name[key] = _entry(one, row | {"elsewhere": whole["left_over"] + same - row["rows"]})
-        level = by_name[key]["confidence"]
-        database.execute(f"UPDATE causes SET confidence = '{level}' WHERE number = {row['number']}")
+        entry = _entry(one, row | {"elsewhere": whole["left_over"] + same - row["rows"]})
+        if entry["confidence"] == HINT and row["rows"] < FAINT * (row["rows"] + whole["left_over"]):
+            # Too little of what is wrong to be worth a name.
+            database.execute(f"DELETE FROM causes WHERE number = {number}")
+            whole["left_over"] += row["rows"]
+            continue
+        database.execute(
+            f"UPDATE causes SET confidence = '{entry['confidence']}' WHERE number = {number}"
+        )
+        told = {k: v for k, v in one.parameters.items() if k not in ("unique", "ambiguous")}
+        if (key := (one.name, repr(told))) in by_name:
+            by_name[key]["rows"] += row["rows"]
+        else:
+            by_name[key] = entry
     causes = sorted(by_name.values(), key=lambda entry: -entry["rows"])
     for entry in causes:
         entry["share"] = entry["rows"] / whole["bad"]

@@ -25,9 +25,10 @@ MOSTLY = 0.8
 @dataclass(frozen=True)
 class Kind:
     name: str
-    """time, storage, step, stride, growing, block or global"""
+    """time, storage, step, stride, stride back, growing, blocks or global"""
     moves: Moves
     offset: int = 0
+    """How far values moved; of blocks, where the first one begins."""
     block: int = 0
     share: float = 0.0
     """Of the moves, how many are of this kind."""
@@ -64,15 +65,18 @@ def _classified(case: Case, unexplained: Array) -> Kind | None:
     targets = np.ones(len(failing.row_id), bool)
     if len(failing.row_id) == len(case):  # the case is all there is, so what is explained is known
         targets = unexplained
-    moves = _matched(failing, targets, case.facts.noise)
+    moves = _matched(failing, targets, _width(case))
     if len(moves.target) < LEAST_PAIRS:
         return None
     return _kind(moves)
 
 
-def _matched(failing: Failing, targets: Array, noise: float, group: Array | None = None) -> Moves:
+def _width(case: Case) -> float:
+    return case.facts.tolerance if case.facts.is_coarse else WIDTH
+
+
+def _matched(failing: Failing, targets: Array, width: float, group: Array | None = None) -> Moves:
     """`group`: matches must come from the row's own."""
-    width = min(WIDTH, max(noise, 1e-6))
     apart = 0 if group is None else group.astype(np.float64) * 1e3
     wanted, offered = failing.stored + apart, failing.replayed + apart
     usable = targets & np.isfinite(wanted)
@@ -155,17 +159,20 @@ def _shuffled(moves: Moves) -> Kind | None:
         return None  # too regular for a shuffle, and none of the regular kinds
     if (share - moves.chance) / max(1 - moves.chance, 1e-9) < 0.5:
         return None
-    block = _block(moves)
-    return Kind("block" if block else "global", moves, block=block, share=share)
+    block, first = _block(moves)
+    return Kind("blocks" if block else "global", moves, first, block, share)
 
 
-def _block(moves: Moves) -> int:
-    """The size of blocks that no move leaves; 0 where there are none.
+def _block(moves: Moves) -> tuple[int, int]:
+    """The size of blocks that no move leaves, and where they begin; 0 where there are none.
 
     Places are counted in row order over the dump and, failing that, over the failing rows alone.
     """
     for place in (moves.failing.row_id, np.arange(len(moves.failing.row_id))):
         low, high = np.sort(np.stack([place[moves.target], place[moves.source]]), axis=0)
+        # Matches by chance lie anywhere: among moves that are mostly short, the far ones are theirs.
+        short = high - low <= 8 * np.median(high - low)
+        low, high = low[short], high[short]
         total = int(place[-1] - place[0]) + 2
         crossing = np.zeros(total, np.int64)
         np.add.at(crossing, low - place[0] + 1, 1)
@@ -174,38 +181,58 @@ def _block(moves: Moves) -> int:
         # A boundary is where next to nothing crosses; a stray match by chance may.
         span = float(np.mean(high - low))
         free = np.flatnonzero(level[:-1] <= 0.02 * span) + place[0]
-        size = _spacing(free, int(place[0]), total)
+        size, first = _spacing(free, int(place[0]), total)
         if size and size < total / 3:
-            return size
-    return 0
+            return size, first
+    return 0, 0
 
 
-def _spacing(boundaries: Array, start: int, total: int) -> int:
-    """The block size B for which nearly all multiples of B are boundaries, and few others are."""
+def _spacing(boundaries: Array, start: int, total: int) -> tuple[int, int]:
+    """The size B for which nearly every B-th place is a boundary, and where that begins."""
     if len(boundaries) < 3:
-        return 0
+        return 0, 0
     gaps = np.diff(boundaries)
     sizes, times = np.unique(gaps[gaps > 1], return_counts=True)
     there = np.zeros(total + 1, bool)
     there[np.clip(boundaries - start, 0, total)] = True
-    for size in sizes[np.argsort(-times)][:16]:
-        for first in (-start % int(size), 0):
-            edges = np.arange(first, total - 1, int(size))
-            if len(edges) >= 3 and there[edges].mean() >= 0.9:
-                return int(size)
-    return 0
+    for size in sizes[np.argsort(-times)][:16].tolist():
+        # Boundaries lie at one remainder; by its own rows a block may have more, but not everywhere.
+        remainders = np.bincount((boundaries - start) % size, minlength=size)
+        first = int(remainders.argmax())
+        edges = np.arange(first, total - 1, size)
+        if len(edges) >= 3 and there[edges].mean() >= 0.9:
+            return size, (first + start) % size
+    return 0, 0
 
 
-def regrouped(kind: Kind, noise: float) -> Moves:
+def regrouped(case: Case, kind: Kind) -> Moves:
     """Matches again, each row within its own block: far fewer then have several."""
     if not kind.block:
         return kind.moves
     f = kind.moves.failing
-    by_row = f.row_id // kind.block
-    by_place = np.arange(len(f.row_id)) // kind.block
+    by_row = (f.row_id - kind.offset) // kind.block
+    by_place = (np.arange(len(f.row_id)) - kind.offset) // kind.block
     inside = [(g[kind.moves.target] == g[kind.moves.source]).mean() for g in (by_row, by_place)]
     group = by_row if inside[0] >= inside[1] else by_place
-    return _matched(f, np.ones(len(f.row_id), bool), noise, group)
+    return _matched(f, np.ones(len(f.row_id), bool), _width(case), group)
+
+
+def also_healthy(case: Case, kind: Kind, moves: Moves) -> tuple[Array, Array]:
+    """Row ids of failing rows that match none of the failing, and of the one healthy row each matches:
+    by accident, what was shuffled into that one is what it had."""
+    f = moves.failing
+    ids, replayed = f.everyone()
+    order = np.argsort(replayed, kind="stable")
+    values, width = replayed[order], _width(case)
+    left = np.flatnonzero((moves.matched == 0) & np.isfinite(f.stored))
+    low = np.searchsorted(values, f.stored[left] - width, "left")
+    high = np.searchsorted(values, f.stored[left] + width, "right")
+    left, low = left[high - low == 1], low[high - low == 1]
+    source = ids[order[low]]
+    if kind.block:
+        same = (f.row_id[left] - kind.offset) // kind.block == (source - kind.offset) // kind.block
+        left, source = left[same], source[same]
+    return left, source
 
 
 def lookup(case: Case, row_id: Array, values: Array, missing: int) -> Array:
@@ -217,13 +244,17 @@ def lookup(case: Case, row_id: Array, values: Array, missing: int) -> Array:
     return np.where(row_id[place] == wanted, values[place], missing)
 
 
-def verdict(case: Case, moves: Moves, rows: Array, *, edges: bool = False) -> Verdict:
-    """Explains the matched rows among `rows` (places in failing), and says where they came from."""
+def verdict(
+    case: Case, moves: Moves, rows: Array, healthy: tuple[Array, Array] | None = None
+) -> Verdict:
+    """Explains `rows` (places in failing), and says where they came from."""
     f = moves.failing
     explained = np.zeros(len(f.row_id), np.int8)
     explained[rows] = 1
     source = np.full(len(f.row_id), -1)
     source[moves.target] = f.row_id[moves.source]
+    if healthy is not None:
+        explained[healthy[0]], source[healthy[0]] = 1, healthy[1]
     found = lookup(case, f.row_id, explained, 0) > 0
-    lost = ~found if edges else np.zeros(len(found), bool)
-    return Verdict(found, lost, moves.chance, lookup(case, f.row_id, source, -1))
+    none = np.zeros(len(found), bool)
+    return Verdict(found, none, moves.chance, lookup(case, f.row_id, source, -1))

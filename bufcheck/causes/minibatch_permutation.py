@@ -21,18 +21,19 @@ APPLIES = None
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     kind = _permutation.classified(case, unexplained)
-    if kind is None or kind.name not in ("block", "global"):
+    if kind is None or kind.name not in ("blocks", "global"):
         return
-    moves = _permutation.regrouped(kind, case.facts.noise)
+    moves = _permutation.regrouped(case, kind)
     rows = np.flatnonzero(moves.matched > 0)
+    healthy = _permutation.also_healthy(case, kind, moves)
     # A permutation gives every value once; matches by chance would share them.
     shared = 1 - len(np.unique(moves.source)) / max(len(moves.source), 1)
     told = f"in blocks of {kind.block} rows" if kind.block else "over all of them"
     ambiguous = int((moves.matched > 1).sum())
     parameters = {"kind": kind.name, "unique": len(moves.target), "ambiguous": ambiguous}
     yield Hypothesis(
-        parameters | ({"block": kind.block} if kind.block else {}),
-        lambda case: _permutation.verdict(case, moves, rows),
+        parameters | ({"block": kind.block, "offset": kind.offset} if kind.block else {}),
+        lambda case: _permutation.verdict(case, moves, rows, healthy),
         f"the stored values are the replayed ones of other rows, shuffled {told}:"
         f" {len(moves.target):,} rows match exactly one, {ambiguous:,} several",
         most=PROVEN if shared < 0.1 else LIKELY,

@@ -49,7 +49,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     yield Hypothesis(
         {"rows_dropped": most},
         partial(_desynced, candidates=candidates),
-        f"the stored value is the replayed one of a row further on, by an offset that grows up to {most}",
+        f"the stored value is the replayed one of a row further on, by an offset that grows to {most}",
         rank=0,
     )
 
@@ -96,9 +96,19 @@ def _offsets(case: Case, candidates: tuple[int, ...]) -> Array:
     return case.once(("offsets ahead", candidates), nearest)
 
 
+def _in_company(row_id: Array, offsets: Array) -> Array:
+    """Rows whose neighbour shows the same offset: a match by accident stands alone."""
+    rows = np.flatnonzero(offsets > 0)
+    found = np.zeros(len(offsets), bool)
+    same = (np.diff(offsets[rows]) == 0) & (np.diff(row_id[rows]) <= GAP)
+    found[rows[1:][same]] = True
+    found[rows[:-1][same]] = True
+    return found
+
+
 def _desynced(case: Case, candidates: tuple[int, ...]) -> Verdict:
     offsets = _offsets(case, candidates)
-    explained = offsets > 0
+    explained = _in_company(case.of("row_id"), offsets)
     sources = np.where(explained, case.of("row_id") + offsets, -1)
     # What stands at the end of the stretch is padding.
     return Verdict(explained, ~explained, 1e-3, sources)
