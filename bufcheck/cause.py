@@ -49,8 +49,8 @@ EDGE_COVERAGE = 0.8
 """What a shift lost at an episode's edge is its own where it explains this much of the episode."""
 
 
-CHAIN = 3
-"""Neighbours in a row that a copying bug may have hit."""
+CHAIN, CHAINED = 3, 0.3
+"""Neighbours in a row that a copying bug may have hit, and how many of all rows those may be."""
 
 
 class Verdict(NamedTuple):
@@ -94,7 +94,7 @@ class Suspect:
 def predicting(
     predict: Callable[[Case], Array],
     *,
-    edges: bool = False,
+    edges: Callable[[Case], Array] | None = None,
     sources: Callable[[Case], Array] | None = None,
     null: Callable[[Case], Array] | None = None,
     copied: Callable[[Case], tuple[Array, Array]] | None = None,
@@ -107,6 +107,7 @@ def predicting(
     same kind that is wrong for sure; at least `background`. `copied`: which rows (failing or not) hold
     what the bug would have copied there, and from which row; where the bug hit single rows, that is all
     that is left to see. What is as common among healthy rows proves nothing.
+    `edges`: failing rows that the bug would have hit, and for which there is nothing to predict from.
     """
 
     def test(case: Case) -> Verdict:
@@ -131,9 +132,11 @@ def predicting(
                 hit[case.at] = explained
                 for _ in range(CHAIN):
                     hit |= case.wrong & (source >= 0) & hit[source]
-                chained = hit[case.at]
+                chained = hit[case.at] & ~explained
+                if chained.sum() > CHAINED * explained.sum():  # of single rows, few are neighbours
+                    chained = None
         chance = max(chance, background)
-        lost = np.isnan(values) if edges else np.zeros(len(values), bool)
+        lost = edges(case) if edges else np.zeros(len(values), bool)
         return Verdict(explained, lost, chance, sources(case) if sources else None, chained)
 
     return test

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from worlds import Array, Rows, World, log_probs_of, outputs_of, replayed
 
-ROUNDING = 1e-6
-"""How far two replays of one log-prob may lie apart."""
+NEAR, ROUNDING = 4e-6, 1e-6
+"""How near a source must lie; how far two replays of one log-prob may lie apart."""
 
 
 def noise(world: World, rows: Rows, rng: Any) -> Array:
@@ -117,14 +117,9 @@ def in_blocks(size: int, first: int = 0) -> Callable[[Array, Any], Array]:
     return how
 
 
-def unique_within(world: World, dump: Path, stored: Array, tolerance: float = 4e-6) -> Array:
-    """Which stored log-probs lie near one row's replayed log-prob only.
-
-    Nearer than float32 rounds, in float64 here and in float32 there, is no difference: a second row just
-    outside the tolerance makes a log-prob ambiguous too.
-    """
+def unique_within(world: World, dump: Path, stored: Array, tolerance: float) -> Array:
+    """Which stored log-probs lie near one row's replayed log-prob only."""
     known = np.sort(replayed(world, [dump]))
-    wide = tolerance + ROUNDING
-    near = np.searchsorted(known, stored + wide) - np.searchsorted(known, stored - wide)
+    near = np.searchsorted(known, stored + tolerance) - np.searchsorted(known, stored - tolerance)
     unique: Array = near == 1
     return unique

@@ -43,6 +43,8 @@ class Moves:
     """Rows with exactly one match…"""
     source: Array
     """…and that match."""
+    open: Array
+    """The failing rows that were looked for."""
     matched: Array
     """For every failing row, how many matches it has."""
     chance: float
@@ -58,13 +60,17 @@ def classified(case: Case, unexplained: Array) -> Kind | None:
     return found
 
 
+def open_rows(case: Case, failing: Failing, unexplained: Array) -> Array:
+    """Which of all failing rows are not yet explained, where that is known: in a case that is all of
+    them. Else all may be."""
+    return unexplained if len(failing.row_id) == len(case) else np.ones(len(failing.row_id), bool)
+
+
 def _classified(case: Case, unexplained: Array) -> Kind | None:
     failing = case.facts.failing
     if failing is None:
         return None
-    targets = np.ones(len(failing.row_id), bool)
-    if len(failing.row_id) == len(case):  # the case is all there is, so what is explained is known
-        targets = unexplained
+    targets = open_rows(case, failing, unexplained)
     moves = _matched(failing, targets, _width(case))
     if len(moves.target) < LEAST_PAIRS:
         return None
@@ -94,7 +100,7 @@ def _matched(failing: Failing, targets: Array, width: float, group: Array | None
     chance = float((beside[usable] > 0).mean()) if usable.any() else 0.0
     target = np.flatnonzero(matched == 1)
     source = donors[np.minimum(low[target], max(len(donors) - 1, 0))] if len(donors) else target
-    return Moves(failing, target, source, matched, chance)
+    return Moves(failing, target, source, targets, matched, chance)
 
 
 def _kind(moves: Moves) -> Kind | None:
@@ -152,8 +158,7 @@ def _growing(moves: Moves) -> Kind | None:
 
 def _shuffled(moves: Moves) -> Kind | None:
     f = moves.failing
-    usable = moves.matched > 0
-    share = float(usable[np.isfinite(f.stored)].mean())
+    share = float((moves.matched > 0)[moves.open & np.isfinite(f.stored)].mean())
     moved = moves.source - moves.target
     if _mode(moved)[1] > 0.2:
         return None  # too regular for a shuffle, and none of the regular kinds
@@ -166,9 +171,9 @@ def _shuffled(moves: Moves) -> Kind | None:
 def _block(moves: Moves) -> tuple[int, int]:
     """The size of blocks that no move leaves, and where they begin; 0 where there are none.
 
-    Places are counted in row order over the dump and, failing that, over the failing rows alone.
+    Places are counted in row order over the dump and, failing that, over the rows in question alone.
     """
-    for place in (moves.failing.row_id, np.arange(len(moves.failing.row_id))):
+    for place in (moves.failing.row_id, _rank(moves.open)):
         low, high = np.sort(np.stack([place[moves.target], place[moves.source]]), axis=0)
         # Matches by chance lie anywhere: among moves that are mostly short, the far ones are theirs.
         short = high - low <= 8 * np.median(high - low)
@@ -185,6 +190,12 @@ def _block(moves: Moves) -> tuple[int, int]:
         if size and size < total / 3:
             return size, first
     return 0, 0
+
+
+def _rank(rows: Array) -> Array:
+    """Each row's place among the chosen ones."""
+    found: Array = np.cumsum(rows) - 1
+    return np.maximum(found, 0)
 
 
 def _spacing(boundaries: Array, start: int, total: int) -> tuple[int, int]:
@@ -211,10 +222,10 @@ def regrouped(case: Case, kind: Kind) -> Moves:
         return kind.moves
     f = kind.moves.failing
     by_row = (f.row_id - kind.offset) // kind.block
-    by_place = (np.arange(len(f.row_id)) - kind.offset) // kind.block
+    by_place = (_rank(kind.moves.open) - kind.offset) // kind.block
     inside = [(g[kind.moves.target] == g[kind.moves.source]).mean() for g in (by_row, by_place)]
     group = by_row if inside[0] >= inside[1] else by_place
-    return _matched(f, np.ones(len(f.row_id), bool), _width(case), group)
+    return _matched(f, kind.moves.open, _width(case), group)
 
 
 def also_healthy(case: Case, kind: Kind, moves: Moves) -> tuple[Array, Array]:

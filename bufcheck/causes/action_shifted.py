@@ -24,7 +24,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
             {"offset": steps},
             predicting(
                 partial(_with_action_of, steps=steps),
-                edges=True,
+                edges=partial(_lost, steps=steps),
                 null=_any_action,
                 copied=partial(_copied, steps=-steps) if case.facts.is_categorical else None,
             ),
@@ -37,6 +37,10 @@ def _any_action(case: Case) -> Array:
     if not case.facts.is_categorical:
         return np.full(len(case), np.nan)
     return pick(case.log_chances, case.any_action)
+
+
+def _lost(case: Case, steps: int) -> Array:
+    return case.along(steps) < 0
 
 
 def _copied(case: Case, steps: int) -> tuple[Array, Array]:

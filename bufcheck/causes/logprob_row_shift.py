@@ -41,7 +41,7 @@ def _shift(offset: int, order: str) -> Hypothesis:
         {"offset": offset, "order": order},
         predicting(
             partial(_shifted, offset=offset, order=order),
-            edges=True,
+            edges=lambda case: _source(case, offset, order) < 0,
             sources=partial(_rows, offset=offset, order=order),
         ),
         f"the stored value is the replayed log-prob {where}{whose}",

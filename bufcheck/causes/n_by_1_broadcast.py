@@ -22,7 +22,10 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     failing = case.facts.failing
     if failing is None:
         return
-    run, lengths = _runs(failing, max(LEAST_RUN, 2 * case.most_agents))
+    some = np.flatnonzero(_permutation.open_rows(case, failing, unexplained))
+    of_some, lengths = _runs(failing.stored[some], max(LEAST_RUN, 2 * case.most_agents))
+    run = np.full(len(failing.row_id), -1)
+    run[some] = of_some
     rows = np.flatnonzero(run >= 0)
     if len(rows) < LEAST:
         return
@@ -41,9 +44,8 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     )
 
 
-def _runs(failing: Failing, least: int) -> tuple[Array, Array]:
+def _runs(stored: Array, least: int) -> tuple[Array, Array]:
     """The number of the stretch of equal values each row is in (−1: none), and their lengths."""
-    stored = failing.stored
     new = np.ones(len(stored), bool)
     new[1:] = stored[1:] != stored[:-1]
     start = np.flatnonzero(new)
@@ -62,4 +64,4 @@ def _runs(failing: Failing, least: int) -> tuple[Array, Array]:
 
 def _no_moves(failing: Failing) -> _permutation.Moves:
     none = np.zeros(0, np.int64)
-    return _permutation.Moves(failing, none, none, np.zeros(len(failing.row_id)), 1e-6)
+    return _permutation.Moves(failing, none, none, none, none, 1e-6)

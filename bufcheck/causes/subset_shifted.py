@@ -27,11 +27,15 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
             {"offset": -steps},
             predicting(
                 partial(_with_context_of, steps=steps),
-                edges=True,
+                edges=partial(_lost, steps=steps),
                 copied=partial(_copied, steps=-steps),
             ),
             f"with the subset that stands {_where(steps)}, the actor gives the stored value",
         )
+
+
+def _lost(case: Case, steps: int) -> Array:
+    return case.along(steps) < 0
 
 
 def _copied(case: Case, steps: int) -> tuple[Array, Array]:
