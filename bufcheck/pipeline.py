@@ -62,7 +62,8 @@ def validate(
     if options.actor:  # torch takes its time to import; the dump can be opened meanwhile
         later(importlib.import_module, "torch")
     without = frozenset(_names(options.ignore)) & set(cause.names())
-    ignored = [name for name in _names(options.ignore) if name not in without]
+    rule_names = {rule.name for rule in rules.built_in()}
+    ignored = [n for n in _names(options.ignore) if n not in without or n in rule_names]
     chosen = rules.choose(options.select, ignored, options.config, options.rules)
     actors = _actors(options)
     dump = open_dump(paths, options.config)

@@ -392,7 +392,9 @@ FORMULAS: list[tuple[str, Row, Callable[[World, Row], float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters", "formula"), FORMULAS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("name", "parameters", "formula"), FORMULAS, ids=[f"{n} {p}" for n, p, _ in FORMULAS]
+)
 def test_log_probs_are_those_of_torch(
     name: str, parameters: Row, formula: Any, world: World, tmp_path: Path
 ) -> None:

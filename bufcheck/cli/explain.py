@@ -24,7 +24,8 @@ def command(name: str) -> None:
         _section("What it is", causes.described(name))
         _section("Fix", causes.fix_of(name))
         _section("Make it", f"bufcheck inject DUMP --fault {name} -o OUT")
-        return
+        if not any(rule.name == name for rule in rules.built_in()):
+            return
     rule = rules.find(name, also=causes.names())
     removes = ", removes rows in clean" if rule.removes else ""
     click.secho(f"{rule.code} {rule.name}", bold=True)
