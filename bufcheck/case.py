@@ -141,6 +141,7 @@ class Case:
         """How far a stored log-prob may lie from a right prediction of it."""
         facts = self.facts
         size = np.minimum(np.abs(self.stored), np.abs(values))
+        size = np.where(np.isfinite(size), size, 0.0)
         rounding = np.nan_to_num(self.of("rounding"))
         allowed: Array = facts.tolerance + facts.relative * size + rounding
         if facts.is_coarse:

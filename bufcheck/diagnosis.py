@@ -315,44 +315,53 @@ def _told(database: Database, found: list[Found], versions: list[int]) -> Diagno
     [whole] = database.rows(
         "SELECT count(*) AS bad, count(*) FILTER (number IS NULL) AS left_over FROM bad"
     )
-    # What is left over in the episodes a bug touched speaks against it; so does what took the same bug
-    # with other parameters.
-    counted = database.rows(
-        "WITH own AS (SELECT episode, number, any_value(cause) AS cause, count(*) AS rows FROM bad"
-        " WHERE number IS NOT NULL GROUP BY episode, number),"
-        " whole AS (SELECT episode, cause, count(*) AS rows FROM bad WHERE cause IS NOT NULL"
-        " GROUP BY ALL),"
-        " unexplained AS (SELECT episode, count(*) AS rows FROM bad WHERE number IS NULL GROUP BY ALL)"
-        " SELECT number, sum(own.rows)::BIGINT AS rows, count(*) AS episodes,"
-        " (coalesce(sum(unexplained.rows), 0) + sum(whole.rows - own.rows))::BIGINT AS left_over"
-        " FROM own JOIN whole USING (episode, cause) LEFT JOIN unexplained USING (episode)"
-        " GROUP BY number"
-    )
-    by_name: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in sorted(counted, key=lambda row: -row["rows"]):
-        one, number = found[row["number"]], row["number"]
-        same = sum(r["rows"] for r in counted if found[r["number"]].name == one.name)
-        entry = _entry(one, row | {"elsewhere": whole["left_over"] + same - row["rows"]})
-        if entry["confidence"] == HINT and row["rows"] < FAINT * (row["rows"] + whole["left_over"]):
+    told: dict[int, str] = {}
+    for _ in range(2):  # what is not proven explains nothing for sure, and counts as left over
+        counted = _counted(database, told)
+        told = {row["number"]: _confidence(found[row["number"]], row) for row in counted}
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in counted:
+        one, number, level = found[row["number"]], row["number"], told[row["number"]]
+        if level == HINT and row["rows"] < FAINT * (row["rows"] + whole["left_over"]):
             # Too little of what is wrong to be worth a name.
             database.execute(f"DELETE FROM causes WHERE number = {number}")
             whole["left_over"] += row["rows"]
             continue
-        database.execute(
-            f"UPDATE causes SET confidence = '{entry['confidence']}' WHERE number = {number}"
-        )
-        told = {k: v for k, v in one.parameters.items() if k not in ("unique", "ambiguous")}
-        if (key := (one.name, repr(told))) in by_name:
-            by_name[key]["rows"] += row["rows"]
+        database.execute(f"UPDATE causes SET confidence = '{level}' WHERE number = {number}")
+        fitted = {k: v for k, v in one.parameters.items() if k not in ("unique", "ambiguous")}
+        if (key := (one.name, repr(fitted))) in entries:
+            entries[key]["rows"] += row["rows"]
         else:
-            by_name[key] = entry
-    causes = sorted(by_name.values(), key=lambda entry: -entry["rows"])
+            entries[key] = _entry(one, row, level)
+    causes = sorted(entries.values(), key=lambda entry: -entry["rows"])
     for entry in causes:
         entry["share"] = entry["rows"] / whole["bad"]
     return Diagnosis(causes, whole["left_over"], _checkpoints(database, found, versions))
 
 
-def _entry(one: Found, row: dict[str, Any]) -> dict[str, Any]:
+def _counted(database: Database, told: dict[int, str]) -> list[dict[str, Any]]:
+    """For each cause its rows and episodes, and what speaks against it there and in all of the dump:
+    rows that are unexplained, or that the same bug took with other parameters, or a doubtful one."""
+    doubted = ", ".join(str(n) for n, level in told.items() if level != PROVEN) or "-1"
+    return database.rows(
+        f"WITH judged AS (SELECT *, number IS NULL OR number IN ({doubted}) AS open FROM bad),"
+        " own AS (SELECT episode, number, any_value(cause) AS cause, count(*) AS rows,"
+        " count(*) FILTER (open) AS mine FROM judged WHERE number IS NOT NULL GROUP BY episode, number),"
+        " same AS (SELECT episode, cause, count(*) FILTER (NOT open) AS rows FROM judged"
+        " WHERE cause IS NOT NULL GROUP BY ALL),"
+        " left_over AS (SELECT episode, count(*) AS rows FROM judged WHERE open GROUP BY ALL),"
+        " all_same AS (SELECT cause, count(*) FILTER (NOT open) AS rows FROM judged GROUP BY ALL)"
+        " SELECT number, any_value(own.cause) AS cause, sum(own.rows)::BIGINT AS rows,"
+        " count(*) AS episodes,"
+        " sum(coalesce(left_over.rows, 0) + same.rows - own.rows)::BIGINT AS left_over,"
+        " ((SELECT count(*) FROM judged WHERE open) + any_value(all_same.rows)"
+        " - sum(own.rows))::BIGINT AS elsewhere"
+        " FROM own JOIN same USING (episode, cause) LEFT JOIN left_over USING (episode)"
+        " JOIN all_same USING (cause) GROUP BY number ORDER BY rows DESC, number"
+    )
+
+
+def _entry(one: Found, row: dict[str, Any], level: str) -> dict[str, Any]:
     evidence = f"in {row['rows']:,} rows of {row['episodes']:,} episodes {one.evidence}"
     if one.suspect is not None and one.suspect.verdict.chance > 0:
         by_chance = max(one.suspect.verdict.chance, 1e-6)
@@ -361,7 +370,7 @@ def _entry(one: Found, row: dict[str, Any]) -> dict[str, Any]:
         "name": one.name,
         "rows": row["rows"],
         "share": 0.0,
-        "confidence": _confidence(one, row),
+        "confidence": level,
         "parameters": one.parameters,
         "evidence": evidence,
         "fix": engine.fix_of(one.name),

@@ -10,3 +10,5 @@ FROM findings
 WHERE rule IN (
     'action-index-out-of-range', 'subset-id-out-of-range', 'subset-length-mismatch', 'subset-duplicate-id'
 )
+-- Where nothing is on offer, every index is out of range.
+AND row_id NOT IN (SELECT row_id FROM findings WHERE rule IN ('unfilled-row', 'empty-subset'))

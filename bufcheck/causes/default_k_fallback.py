@@ -23,7 +23,8 @@ MOST = 64
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     for of in ("prefix", "subset"):
         width = case.logits.shape[1] if of == "prefix" else case.local.shape[1]
-        rated = [(_distinct(case, unexplained, of, k), k) for k in range(1, min(MOST, width - 1) + 1)]
+        # Of one action the log-prob is 0: that is a placeholder.
+        rated = [(_distinct(case, unexplained, of, k), k) for k in range(2, min(MOST, width - 1) + 1)]
         count, k = max(rated, default=(0, 0))
         if count >= LEAST:
             which = "logits" if of == "prefix" else "members of the subset"

@@ -20,6 +20,8 @@ RANK = 3
 APPLIES = None
 FEW, MOST = 16, 2000
 """Offsets that are tried."""
+DENSE = 0.6
+"""How many of a stretch's rows show an offset."""
 GAP = 4
 """Healthy rows in a row that may lie within a stretch: a single choice has log-prob 0 anywhere."""
 
@@ -37,6 +39,10 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     if sizes[long].sum() < 0.6 * len(rows):
         return
     first = np.searchsorted(stretch, np.arange(len(sizes)))[long]
+    ids = case.of("row_id")[rows]
+    spans = ids[first + sizes[long] - 1] - ids[first] + 1
+    if sizes[long].sum() < DENSE * spans.sum():
+        return  # single rows, here and there
     ahead = offsets[rows]
     rises = np.diff(ahead)[np.diff(stretch) == 0]
     reached = ahead[first + (3 * sizes[long]) // 4]
