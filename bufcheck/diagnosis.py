@@ -345,8 +345,8 @@ def _counted(database: Database, told: dict[int, str]) -> list[dict[str, Any]]:
     doubted = ", ".join(str(n) for n, level in told.items() if level != PROVEN) or "-1"
     return database.rows(
         f"WITH judged AS (SELECT *, number IS NULL OR number IN ({doubted}) AS open FROM bad),"
-        " own AS (SELECT episode, number, any_value(cause) AS cause, count(*) AS rows,"
-        " count(*) FILTER (open) AS mine FROM judged WHERE number IS NOT NULL GROUP BY episode, number),"
+        " own AS (SELECT episode, number, any_value(cause) AS cause, count(*) AS rows"
+        " FROM judged WHERE number IS NOT NULL GROUP BY episode, number),"
         " same AS (SELECT episode, cause, count(*) FILTER (NOT open) AS rows FROM judged"
         " WHERE cause IS NOT NULL GROUP BY ALL),"
         " left_over AS (SELECT episode, count(*) AS rows FROM judged WHERE open GROUP BY ALL),"

@@ -1,6 +1,7 @@
 """Which bug made the bad rows: a seeded part of benchmarks/diagnosis, which holds all of it.
 
-The worlds, the log-probs that tell which rows are wrong, and the bugs share no code with what finds them.
+The worlds, the log-probs that tell which rows are wrong, and the bugs share no code with
+what finds them.
 """
 
 from __future__ import annotations
