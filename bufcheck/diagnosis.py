@@ -15,7 +15,7 @@ import numpy as np
 
 from bufcheck import case as cases
 from bufcheck import cause as engine
-from bufcheck import forward, undecidable
+from bufcheck import digest, forward, undecidable
 from bufcheck.case import SCALARS, Case, Facts, Failing
 from bufcheck.cause import HINT, LEAST, LIKELY, PROVEN, Suspect
 from bufcheck.given import versions_given
@@ -163,7 +163,10 @@ def _facts(dump: Dump, database: Database, replay: Replayer) -> Facts:
     noise = cases.DEFAULT_NOISE
     if healthy["rows"] >= NOISY:
         noise = float(np.clip(4 * healthy["noise"], 1e-6, settings["tolerance"]))
-    names = database.rows("SELECT DISTINCT agent_id FROM digest WHERE agent_id IS NOT NULL ORDER BY 1")
+    names = []
+    if dump.has("agent_id"):
+        [named] = database.rows(f"SELECT enum_range(NULL::{digest.AGENT_TYPE}) AS agents")
+        names = named["agents"]
     known = database.rows("SELECT DISTINCT policy_version AS v FROM digest WHERE policy_version >= 0")
     versions = {row["v"] for row in known}
     if versions:
@@ -174,7 +177,7 @@ def _facts(dump: Dump, database: Database, replay: Replayer) -> Facts:
         settings["tolerance"],
         settings["relative_tolerance"],
         noise,
-        [row["agent_id"] for row in names],
+        names,
         sorted(versions),
         layers,
     )
@@ -184,10 +187,9 @@ def _with_failing(facts: Facts, database: Database) -> Facts:
     made = database.columns(
         "SELECT row_id, coalesce(old_log_prob, 'nan')::DOUBLE AS stored,"
         " coalesce(log_prob, 'nan')::DOUBLE AS replayed, coalesce(episode_id, -1) AS episode,"
-        " coalesce(timestep, -1) AS timestep, coalesce(agent_id::VARCHAR, '') AS name"
+        f" coalesce(timestep, -1) AS timestep, {_agent(facts)} AS agent"
         f" FROM replay WHERE row_id IN (FROM wrong) ORDER BY row_id LIMIT {MOST_MATCHED}"
     )
-    agent = np.searchsorted(np.array(["", *facts.agents], dtype=object), made.pop("name")) - 1
 
     def count_places() -> tuple[Array, Array]:
         # Counted over all rows of an episode, right or wrong.
@@ -208,8 +210,13 @@ def _with_failing(facts: Facts, database: Database) -> Facts:
 
     return replace(
         facts,
-        failing=Failing(agent=agent, count_places=count_places, everyone=everyone, **made),
+        failing=Failing(count_places=count_places, everyone=everyone, **made),
     )
+
+
+def _agent(facts: Facts) -> str:
+    """SQL for the number of a row's agent; −1 where it has none."""
+    return "coalesce(enum_code(agent_id), -1)::BIGINT" if facts.agents else "-1::BIGINT"
 
 
 def _sample(episodes: dict[str, Array], most: int, seed: int) -> Array:
@@ -252,10 +259,9 @@ def _read(
     import pyarrow as pa
 
     database.connection.register("picked", pa.table({"episode": episodes}))
-    agent = "coalesce(enum_code(agent_id), -1)" if dump.has("agent_id") else "-1"
     made = database.columns(
         "SELECT row_id, coalesce(episode_id, -1) AS episode, coalesce(timestep, -1) AS timestep,"
-        f" {agent}::BIGINT AS agent, coalesce(policy_version, -1) AS version,"
+        f" {_agent(facts)} AS agent, coalesce(policy_version, -1) AS version,"
         " coalesce(old_log_prob, 'nan')::DOUBLE AS stored,"
         " coalesce(log_prob, 'nan')::DOUBLE AS replayed,"
         " coalesce(rounding, 0)::DOUBLE AS rounding, coalesce(actor, -1) AS actor,"
@@ -307,10 +313,10 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
 def _told(database: Database, found: list[Found], versions: list[int]) -> Diagnosis:
     database.execute(
         "CREATE OR REPLACE TEMP TABLE bad AS"
-        " SELECT row_id, coalesce(episode_id, -1) AS episode, number, cause"
+        " SELECT row_id, coalesce(episode_id, -1) AS episode, number, cause, confirmed"
         " FROM (SELECT row_id FROM findings WHERE severity = 'error' AND row_id IS NOT NULL"
         " UNION SELECT row_id FROM causes) LEFT JOIN causes USING (row_id)"
-        " LEFT JOIN (SELECT row_id, episode_id FROM digest) USING (row_id)"
+        " LEFT JOIN (SELECT row_id, episode_id, confirmed FROM digest) USING (row_id)"
     )
     [whole] = database.rows(
         "SELECT count(*) AS bad, count(*) FILTER (number IS NULL) AS left_over FROM bad"
@@ -341,20 +347,22 @@ def _told(database: Database, found: list[Found], versions: list[int]) -> Diagno
 
 def _counted(database: Database, told: dict[int, str]) -> list[dict[str, Any]]:
     """For each cause its rows and episodes, and what speaks against it there and in all of the dump:
-    rows that are unexplained, or that the same bug took with other parameters, or a doubtful one."""
+    rows that are unexplained, or that the same bug took with other parameters; there, also what a
+    doubtful one took. Other errors in rows whose log-prob is right do not."""
     doubted = ", ".join(str(n) for n, level in told.items() if level != PROVEN) or "-1"
     return database.rows(
-        f"WITH judged AS (SELECT *, number IS NULL OR number IN ({doubted}) AS open FROM bad),"
+        f"WITH judged AS (SELECT *, number IS NULL OR number IN ({doubted}) AS open FROM bad"
+        " WHERE number IS NOT NULL OR confirmed IS NOT TRUE),"
         " own AS (SELECT episode, number, any_value(cause) AS cause, count(*) AS rows"
         " FROM judged WHERE number IS NOT NULL GROUP BY episode, number),"
         " same AS (SELECT episode, cause, count(*) FILTER (NOT open) AS rows FROM judged"
         " WHERE cause IS NOT NULL GROUP BY ALL),"
         " left_over AS (SELECT episode, count(*) AS rows FROM judged WHERE open GROUP BY ALL),"
-        " all_same AS (SELECT cause, count(*) FILTER (NOT open) AS rows FROM judged GROUP BY ALL)"
+        " all_same AS (SELECT cause, count(*) AS rows FROM judged GROUP BY ALL)"
         " SELECT number, any_value(own.cause) AS cause, sum(own.rows)::BIGINT AS rows,"
         " count(*) AS episodes,"
         " sum(coalesce(left_over.rows, 0) + same.rows - own.rows)::BIGINT AS left_over,"
-        " ((SELECT count(*) FROM judged WHERE open) + any_value(all_same.rows)"
+        " ((SELECT count(*) FROM judged WHERE number IS NULL) + any_value(all_same.rows)"
         " - sum(own.rows))::BIGINT AS elsewhere"
         " FROM own JOIN same USING (episode, cause) LEFT JOIN left_over USING (episode)"
         " JOIN all_same USING (cause) GROUP BY number ORDER BY rows DESC, number"

@@ -120,7 +120,7 @@ def _finding(rule: dict[str, Any]) -> str:
 def _cause(cause: dict[str, Any]) -> str:
     told = ", ".join(f"{name} = {_plain(value)}" for name, value in cause["parameters"].items())
     head = style(f"cause: {cause['name']}", fg="magenta", bold=True)
-    rows = f"{_count(cause['rows'], 'row')}, {_percent(cause['share'])} of those with a cause to find"
+    rows = f"{_count(cause['rows'], 'row')}, {_percent(cause['share'])} of the rows in question"
     lines = [f"{head} ({cause['confidence']})" + (f"  {told}" if told else ""), f"  {rows}"]
     lines.append(_wrap(f"evidence: {cause['evidence']}", "  "))
     if cause["also"]:
