@@ -122,24 +122,32 @@ def predicting(
         if copied is not None:
             there, source = copied(case)
             there = there & (source >= 0) & ~case.wrong[source]
-            healthy = there[~case.wrong]
-            usual = float(healthy.mean()) if len(healthy) >= LEAST else 1.0
+            usual = _usual(there[~case.wrong])
             if usual < 0.5:
                 explained = explained | there[case.at]
                 chance = max(chance, usual)
-                # Where the source was hit as well, nothing is left to compare with.
-                hit = np.zeros(len(there), bool)
-                hit[case.at] = explained
-                for _ in range(CHAIN):
-                    hit |= case.wrong & (source >= 0) & hit[source]
-                chained = hit[case.at] & ~explained
-                if chained.sum() > CHAINED * explained.sum():  # of single rows, few are neighbours
-                    chained = None
+                chained = _chained(case, explained, source)
         chance = max(chance, background)
         lost = edges(case) if edges else np.zeros(len(values), bool)
         return Verdict(explained, lost, chance, sources(case) if sources else None, chained)
 
     return test
+
+
+def _usual(healthy: Array) -> float:
+    """How common something is among healthy rows; where there are too few, it may always be so."""
+    return float(healthy.mean()) if len(healthy) >= LEAST else 1.0
+
+
+def _chained(case: Case, explained: Array, source: Array) -> Array | None:
+    """Rows copied from one that was hit as well: nothing is left to compare them with."""
+    hit = np.zeros(len(source), bool)
+    hit[case.at] = explained
+    for _ in range(CHAIN):
+        hit |= case.wrong & (source >= 0) & hit[source]
+    chained: Array = hit[case.at] & ~explained
+    # Where single rows were hit, few of them are neighbours.
+    return chained if chained.sum() <= CHAINED * explained.sum() else None
 
 
 # The collection

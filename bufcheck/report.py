@@ -10,8 +10,8 @@ from bufcheck import rule as rules
 from bufcheck.format import VERIFIED
 
 if TYPE_CHECKING:
+    from bufcheck.confidence import Diagnosis
     from bufcheck.database import Database
-    from bufcheck.diagnosis import Diagnosis
     from bufcheck.dump import Dump
     from bufcheck.replayer import Replayer
     from bufcheck.rule import Outcome

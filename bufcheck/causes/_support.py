@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bufcheck.case import Case, Offer, offers, pick
+from bufcheck.case import Case
 from bufcheck.cause import LEAST, LIKELY, PROVEN, Verdict
+from bufcheck.offer import Offer, offers, pick
 from bufcheck.vectors import Array
 
 MODELS = ("argmax-action", "argmax-score", "sampled-twice", "order-lost", "other")

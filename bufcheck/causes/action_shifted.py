@@ -7,9 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from bufcheck.case import ACTION, Case, pick
+from bufcheck.case import ACTION, Case
 from bufcheck.cause import Hypothesis, predicting
 from bufcheck.causes import _support
+from bufcheck.offer import pick
 from bufcheck.vectors import Array
 
 FIX = "Store the action with the observation it was sampled for: both before env.step, under one index."

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bufcheck.case import Case, log_sum, pick
+from bufcheck.case import Case
 from bufcheck.cause import Hypothesis, predicting
+from bufcheck.offer import log_sum, pick
 from bufcheck.vectors import Array
 
 FIX = (

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bufcheck.case import Case, log_softmax, log_sum, offers, pick
+from bufcheck.case import Case
 from bufcheck.cause import Hypothesis, predicting
+from bufcheck.offer import log_softmax, log_sum, offers, pick
 from bufcheck.vectors import Array
 
 FIX = (

@@ -7,8 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from bufcheck.case import Case, log_softmax, pick
+from bufcheck.case import Case
 from bufcheck.cause import LEAST, Hypothesis, most_common, predicting
+from bufcheck.offer import log_softmax, pick
 from bufcheck.vectors import Array
 
 FIX = (
