@@ -256,9 +256,9 @@ def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | 
     rated = []
     for suspect in suspects:
         verdict = suspect.verdict
-        count = int((verdict.explained & unexplained).sum())
-        by_chance = verdict.chance * int(unexplained.sum())
-        if surprise(count, by_chance) < SURPRISE + math.log(len(suspects)):
+        count, rows = int((verdict.explained & unexplained).sum()), int(unexplained.sum())
+        by_chance = verdict.chance * rows
+        if surprise(count, by_chance, rows) < SURPRISE + math.log(len(suspects)):
             continue
         gained = int(claims(case, verdict, unexplained).sum()) - by_chance
         rated.append((gained, suspect))
@@ -304,12 +304,14 @@ def claims(case: Case, verdict: Verdict, unexplained: Array, already: Array | No
     return found
 
 
-def surprise(count: float, by_chance: float) -> float:
-    """-ln of the chance of so many where `by_chance` are expected (Chernoff bound of the Poisson)."""
+def surprise(count: int, by_chance: float, rows: int) -> float:
+    """-ln of the chance of so many of these rows, where `by_chance` are expected (Chernoff bound)."""
     expected = max(by_chance, 0.5)
     if count <= expected:
         return 0.0
-    return count * math.log(count / expected) - count + expected
+    missed = rows - count
+    told = count * math.log(count / expected)
+    return told + (missed * math.log(missed / (rows - expected)) if missed else 0.0)
 
 
 class Mode(NamedTuple):
@@ -334,6 +336,6 @@ def most_common(values: Array, width: float, rows: int) -> Mode | None:
     bins = 20
     low, high = np.searchsorted(values, [value - bins * width, value + bins * width])
     around = max(int(high - low) - count, 1) / (2 * bins - 1)
-    if surprise(count, 2 * around) < SURPRISE + math.log(len(values)):
+    if surprise(count, 2 * around, len(values)) < SURPRISE + math.log(len(values)):
         return None
     return Mode(value, 2 * around / max(rows, 1))

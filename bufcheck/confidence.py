@@ -94,7 +94,8 @@ def _counted(database: Database, told: dict[int, str]) -> list[dict[str, Any]]:
         " count(*) AS episodes,"
         " sum(coalesce(left_over.rows, 0) + same.rows - own.rows)::BIGINT AS left_over,"
         " ((SELECT count(*) FROM judged WHERE number IS NULL) + any_value(all_same.rows)"
-        " - sum(own.rows))::BIGINT AS elsewhere"
+        " - sum(own.rows))::BIGINT AS elsewhere,"
+        " (SELECT count(*) FROM judged WHERE open AND number IS NOT NULL) AS doubted"
         " FROM own JOIN same USING (episode, cause) LEFT JOIN left_over USING (episode)"
         " JOIN all_same USING (cause) GROUP BY number ORDER BY rows DESC, number"
     )
@@ -122,6 +123,8 @@ def _confidence(one: Found, row: dict[str, Any]) -> str:
     rows = row["rows"]
     # Where it hits several rows of an episode, the episode is the measure; else the dump.
     left_over = row["left_over"] if rows >= 3 * row["episodes"] else row["elsewhere"]
+    if one.suspect is None and one.effect:  # the effect of what others may be the cause of
+        left_over = max(left_over, row["doubted"])
     covered = rows / (rows + left_over)
     limits = [PROVEN, LIKELY, HINT]
     level = 0 if not one.effect or covered >= SURE else 1 if covered >= 0.5 else 2

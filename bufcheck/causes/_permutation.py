@@ -225,7 +225,17 @@ def regrouped(case: Case, kind: Kind) -> Moves:
     by_place = (_rank(kind.moves.open) - kind.offset) // kind.block
     inside = [(g[kind.moves.target] == g[kind.moves.source]).mean() for g in (by_row, by_place)]
     group = by_row if inside[0] >= inside[1] else by_place
-    return _matched(f, kind.moves.open, _width(case), group)
+    inner, outer = _matched(f, kind.moves.open, _width(case), group), kind.moves
+    # What lies at a boundary that was taken for another block's keeps the match it had.
+    strays = inner.matched[outer.target] == 0
+    return Moves(
+        f,
+        np.concatenate([inner.target, outer.target[strays]]),
+        np.concatenate([inner.source, outer.source[strays]]),
+        inner.open,
+        np.where(inner.matched > 0, inner.matched, outer.matched),
+        inner.chance,
+    )
 
 
 def also_healthy(case: Case, kind: Kind, moves: Moves) -> tuple[Array, Array]:
