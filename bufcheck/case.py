@@ -137,22 +137,23 @@ class Case:
 
     # Judging a prediction
 
-    def near(self, values: Array) -> Array:
-        """How far a stored log-prob may lie from a right prediction of it."""
+    def near(self, values: Array, *, loosely: bool = False) -> Array:
+        """How far a stored log-prob may lie from a right prediction of it; loosely: as far as from a
+        right replay."""
         facts = self.facts
         size = np.minimum(np.abs(self.stored), np.abs(values))
         size = np.where(np.isfinite(size), size, 0.0)
         rounding = np.nan_to_num(self.of("rounding"))
         allowed: Array = facts.tolerance + facts.relative * size + rounding
-        if facts.is_coarse:
+        if facts.is_coarse or loosely:
             return allowed
         found: Array = np.minimum(allowed, facts.noise + 1e-6 * size + rounding)
         return found
 
-    def hits(self, values: Array) -> Array:
-        """Which rows hold what was predicted; none that the plain replay explains as well."""
+    def hits(self, values: Array, *, loosely: bool = False) -> Array:
+        """Which rows hold what was predicted."""
         with np.errstate(invalid="ignore"):
-            near = np.abs(self.stored - values) <= self.near(values)
+            near = np.abs(self.stored - values) <= self.near(values, loosely=loosely)
         found: Array = near | (np.isneginf(values) & np.isneginf(self.stored))
         return found
 

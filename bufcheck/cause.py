@@ -99,6 +99,7 @@ def predicting(
     null: Callable[[Case], Array] | None = None,
     copied: Callable[[Case], tuple[Array, Array]] | None = None,
     background: float = 0.0,
+    loosely: bool = False,
 ) -> Callable[[Case], Verdict]:
     """The test of a hypothesis that predicts values: NaN where it says nothing, +inf where it calls a
     row impossible.
@@ -108,14 +109,16 @@ def predicting(
     what the bug would have copied there, and from which row; where the bug hit single rows, that is all
     that is left to see. What is as common among healthy rows proves nothing.
     `edges`: failing rows that the bug would have hit, and for which there is nothing to predict from.
+    `loosely`: where the prediction itself is rounded.
     """
 
     def test(case: Case) -> Verdict:
         with np.errstate(all="ignore"):
             values = predict(case)
-        explained = case.hits(values) & ~case.hits(case.replayed)
+        explained = case.hits(values, loosely=loosely) & ~case.hits(case.replayed)
         turned = np.roll(values, len(values) // 2 + 1) if len(values) > 2 else values
-        chance = float((case.hits(turned) & ~explained).mean()) if len(values) > 2 else 0.0
+        by_accident = case.hits(turned, loosely=loosely) & ~explained
+        chance = float(by_accident.mean()) if len(values) > 2 else 0.0
         if null is not None:
             chance = max(chance, float(case.hits(null(case)).mean()))
         chained = None

@@ -29,7 +29,8 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     told = {"scale": round(float(np.median(scale)), 4), "shift": round(float(np.median(shift)), 4)}
     yield Hypothesis(
         told,
-        predicting(lambda case: _affine.replayed(case, scale, shift)),
+        # The stored state was rounded after it was moved: it cannot be moved back exactly.
+        predicting(lambda case: _affine.replayed(case, scale, shift), loosely=True),
         f"with states scaled by about {told['scale']:g} and shifted by {told['shift']:g}, number by"
         " number, the actor gives the stored value, also in rows that the fit did not see",
     )
