@@ -222,7 +222,7 @@ def patterns(when: str) -> list[Pattern]:
 def choose(case: Case, without: frozenset[str]) -> list[Suspect]:
     """The hypotheses that together explain the most failing rows with the fewest bugs."""
     unexplained = np.ones(len(case), bool)
-    chosen: list[Suspect] = []
+    chosen: list[tuple[Suspect, Array]] = []
     while unexplained.sum() >= LEAST:
         for last_resort in (False, True):
             suspects = list(_suspects(case, unexplained, without, last_resort=last_resort))
@@ -233,9 +233,16 @@ def choose(case: Case, without: frozenset[str]) -> list[Suspect]:
             break
         claimed = claims(case, best.verdict, unexplained)
         best.also = _twins(best, suspects, claimed)
-        chosen.append(best)
+        # What a later one explains as well, and far more beside it, was never a bug of its own.
+        kept = [(s, rows) for s, rows in chosen if not _swallows(best, claimed, rows)]
+        chosen = [*kept, (best, claimed)]
         unexplained = unexplained & ~claimed
-    return chosen
+    return [suspect for suspect, _ in chosen]
+
+
+def _swallows(best: Suspect, claimed: Array, rows: Array) -> bool:
+    covered = (best.verdict.explained & rows).sum() >= 0.95 * rows.sum()
+    return bool(covered and claimed.sum() > 3 * rows.sum())
 
 
 def _suspects(
