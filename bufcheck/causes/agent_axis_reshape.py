@@ -36,20 +36,14 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
 
 
 def _reshaped(case: Case, kind: _permutation.Kind) -> Verdict:
+    """By value: the replayed log-prob of the place in the episode that it should have come from."""
     failing = kind.moves.failing
-    every = np.arange(len(failing.row_id))
-    wanted = _permutation.stride_source(failing, every, kind.name)
-    # By value: the replayed log-prob of the place it should have come from.
-    first = case.scalars["row_id"]
+    wanted = _permutation.stride_source(failing, np.arange(len(failing.row_id)), kind.name)
     place = _permutation.lookup(case, failing.row_id, wanted, -1)
-    episode = case.scalars["episode"]
-    starts = {int(e): int(i) for e, i in zip(*np.unique(episode, return_index=True), strict=True)}
-    order = np.lexsort((first, episode))
-    sorted_episode = episode[order]
-    begin = np.searchsorted(sorted_episode, case.of("episode"))
-    assert len(starts) > 0
+    row_id, episode = case.scalars["row_id"], case.scalars["episode"]
+    order = np.lexsort((row_id, episode))
+    begin = np.searchsorted(episode[order], case.of("episode"))
     source = order[np.minimum(begin + np.maximum(place, 0), len(order) - 1)]
     values = np.where(place >= 0, case.scalars["replayed"][source], np.nan)
     explained = case.hits(values)
-    lost = np.isnan(values)
-    return Verdict(explained, lost, 1e-4, np.where(explained, first[source], -1))
+    return Verdict(explained, np.isnan(values), 1e-4, np.where(explained, row_id[source], -1))
