@@ -9,8 +9,7 @@ import numpy as np
 
 from bufcheck.case import ACTION, Case
 from bufcheck.cause import Hypothesis, predicting
-from bufcheck.causes import _support
-from bufcheck.offer import pick
+from bufcheck.causes import _neighbours, _support
 from bufcheck.vectors import Array
 
 FIX = "Store the action with the observation it was sampled for: both before env.step, under one index."
@@ -20,28 +19,16 @@ APPLIES = None
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     for steps in (1, -1, 2, -2):
-        where = f"{abs(steps)} step{'s' * (abs(steps) > 1)} {'later' if steps > 0 else 'earlier'}"
         yield Hypothesis(
             {"offset": steps},
             predicting(
                 partial(_with_action_of, steps=steps),
-                edges=partial(_lost, steps=steps),
-                null=_any_action,
+                edges=partial(_neighbours.lost, steps=steps),
+                null=_neighbours.any_action,
                 copied=partial(_copied, steps=-steps) if case.facts.is_categorical else None,
             ),
-            f"with the action that stands {where}, the actor gives the stored value",
+            f"with the action that stands {_neighbours.where(steps)}, the actor gives the stored value",
         )
-
-
-def _any_action(case: Case) -> Array:
-    """Had it been the action of some other row: how often two actions coincide."""
-    if not case.facts.is_categorical:
-        return np.full(len(case), np.nan)
-    return pick(case.log_chances, case.any_action)
-
-
-def _lost(case: Case, steps: int) -> Array:
-    return case.along(steps) < 0
 
 
 def _copied(case: Case, steps: int) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bufcheck.case import ACTION, CONTEXT, Case
 from bufcheck.cause import Hypothesis, predicting
-from bufcheck.offer import pick
+from bufcheck.causes import _neighbours
 from bufcheck.vectors import Array
 
 FIX = (
@@ -38,18 +38,11 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
                     {"column": column, "agents_on": places},
                     predicting(
                         partial(_with_columns_of, names=names, places=places),
-                        null=_any_action if names == ACTION else None,
+                        null=_neighbours.any_action if names == ACTION else None,
                     ),
                     f"with the {column} of another agent of the same step, the actor gives the"
                     " stored value",
                 )
-
-
-def _any_action(case: Case) -> Array:
-    """Had it been the action of some other row: how often two actions coincide."""
-    if not case.facts.is_categorical:
-        return np.full(len(case), np.nan)
-    return pick(case.log_chances, case.any_action)
 
 
 def _nearest(case: Case) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 from bufcheck import vectors
 from bufcheck.case import Case
 from bufcheck.cause import Hypothesis, predicting
+from bufcheck.causes import _neighbours
 from bufcheck.vectors import Array
 
 FIX = (
@@ -23,20 +24,15 @@ APPLIES = None
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     for steps in (-1, 1, -2, 2):
-        where = f"{abs(steps)} step{'s' * (abs(steps) > 1)} {'later' if steps > 0 else 'earlier'}"
         yield Hypothesis(
             {"offset": -steps},
             predicting(
                 partial(_with_state_of, steps=steps),
-                edges=partial(_lost, steps=steps),
+                edges=partial(_neighbours.lost, steps=steps),
                 copied=partial(_copied, steps=-steps),
             ),
-            f"with the state that stands {where}, the actor gives the stored value",
+            f"with the state that stands {_neighbours.where(steps)}, the actor gives the stored value",
         )
-
-
-def _lost(case: Case, steps: int) -> Array:
-    return case.along(steps) < 0
 
 
 def _copied(case: Case, steps: int) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from bufcheck.case import CONTEXT, Case
 from bufcheck.cause import Hypothesis, predicting
+from bufcheck.causes import _neighbours
 from bufcheck.vectors import Array
 
 FIX = (
@@ -27,15 +28,11 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
             {"offset": -steps},
             predicting(
                 partial(_with_context_of, steps=steps),
-                edges=partial(_lost, steps=steps),
+                edges=partial(_neighbours.lost, steps=steps),
                 copied=partial(_copied, steps=-steps),
             ),
-            f"with the subset that stands {_where(steps)}, the actor gives the stored value",
+            f"with the subset that stands {_neighbours.where(steps)}, the actor gives the stored value",
         )
-
-
-def _lost(case: Case, steps: int) -> Array:
-    return case.along(steps) < 0
 
 
 def _copied(case: Case, steps: int) -> tuple[Array, Array]:
@@ -51,7 +48,3 @@ def _with_context_of(case: Case, steps: int) -> Array:
     values = case.once(("context", steps), replayed)
     # Where the neighbour is there, but its subset has no such index, the bug is ruled out.
     return np.where(np.isnan(values) & (case.along(steps) >= 0), np.inf, values)
-
-
-def _where(steps: int) -> str:
-    return f"{abs(steps)} step{'s' * (abs(steps) > 1)} {'later' if steps > 0 else 'earlier'}"
