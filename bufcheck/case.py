@@ -41,6 +41,8 @@ CONTEXT = ("subset_indices", "num_actions", "action_mask")
 ACTION = ("action_index", "action")
 MOST_NUMBERS = 1 << 25
 """States, logits and subsets of one case hold no more numbers than this."""
+CLOSED = -1e4
+"""A log-prob below this is that of an action that was masked with a large negative logit."""
 COARSE = 2e-5
 DEFAULT_NOISE = 2e-5
 """How far a replay may be off where no row confirms it."""
@@ -143,7 +145,8 @@ class Case:
         facts = self.facts
         size = np.minimum(np.abs(self.stored), np.abs(values))
         size = np.where(np.isfinite(size), size, 0.0)
-        rounding = np.nan_to_num(self.of("rounding"))
+        # How a closed action's log-prob of -1e8 is rounded says nothing of what else was stored.
+        rounding = np.where(self.replayed < CLOSED, 0.0, np.nan_to_num(self.of("rounding")))
         allowed: Array = facts.tolerance + facts.relative * size + rounding
         if facts.is_coarse or loosely:
             return allowed

@@ -43,6 +43,8 @@ LEAST = 8
 """Rows: fewer are no pattern."""
 SURPRISE = 20.0
 """-ln of the chance that a hypothesis explains so many rows by accident."""
+SHUFFLE = 4
+"""The rank of what explains any value that stands somewhere else."""
 NEARLY = 0.98
 """Of two hypotheses that explain about the same, the more specific one is told."""
 EDGE_COVERAGE = 0.8
@@ -63,6 +65,8 @@ class Verdict(NamedTuple):
     """The share of rows it would explain by accident."""
     sources: Array | None = None
     """Where each row's log-prob came from, as row ids; −1 where that is not known."""
+    copies: Array | None = None
+    """Rows that hold a copy, of a row that is wrong itself."""
     chained: Array | None = None
     """Rows whose neighbour it explains, and about which nothing more can be said."""
 
@@ -121,18 +125,22 @@ def predicting(
         chance = float(by_accident.mean()) if len(values) > 2 else 0.0
         if null is not None:
             chance = max(chance, float(case.hits(null(case)).mean()))
-        chained = None
+        copies = chained = np.zeros(len(values), bool)
         if copied is not None:
             there, source = copied(case)
-            there = there & (source >= 0) & ~case.wrong[source]
-            usual = _usual(there[~case.wrong])
+            there = there & (source >= 0)
+            # A copy of a row that is wrong itself counts only for what nobody else explains.
+            sound = there & ~case.wrong[source]
+            usual = _usual(sound[~case.wrong])
             if usual < 0.5:
-                explained = explained | there[case.at]
+                explained = explained | sound[case.at]
                 chance = max(chance, usual)
-                chained = _chained(case, explained, source)
+                copies = there[case.at] & ~explained
+                chained = _chained(case, explained, source) & ~copies
         chance = max(chance, background)
         lost = edges(case) if edges else np.zeros(len(values), bool)
-        return Verdict(explained, lost, chance, sources(case) if sources else None, chained)
+        came_from = sources(case) if sources else None
+        return Verdict(explained, lost, chance, came_from, copies, chained)
 
     return test
 
@@ -142,7 +150,7 @@ def _usual(healthy: Array) -> float:
     return float(healthy.mean()) if len(healthy) >= LEAST else 1.0
 
 
-def _chained(case: Case, explained: Array, source: Array) -> Array | None:
+def _chained(case: Case, explained: Array, source: Array) -> Array:
     """Rows copied from one that was hit as well: nothing is left to compare them with."""
     hit = np.zeros(len(source), bool)
     hit[case.at] = explained
@@ -150,7 +158,7 @@ def _chained(case: Case, explained: Array, source: Array) -> Array | None:
         hit |= case.wrong & (source >= 0) & hit[source]
     chained: Array = hit[case.at] & ~explained
     # Where single rows were hit, few of them are neighbours.
-    return chained if chained.sum() <= CHAINED * explained.sum() else None
+    return chained if chained.sum() <= CHAINED * explained.sum() else np.zeros_like(chained)
 
 
 # The collection
@@ -222,6 +230,7 @@ def patterns(when: str) -> list[Pattern]:
 def choose(case: Case, without: frozenset[str]) -> list[Suspect]:
     """The hypotheses that together explain the most failing rows with the fewest bugs."""
     unexplained = np.ones(len(case), bool)
+    edges = np.zeros(len(case), bool)
     chosen: list[tuple[Suspect, Array]] = []
     while unexplained.sum() >= LEAST:
         for last_resort in (False, True):
@@ -231,12 +240,19 @@ def choose(case: Case, without: frozenset[str]) -> list[Suspect]:
                 break
         if best is None:
             break
+        best = _owner(case, suspects, best, unexplained) or best
         claimed = claims(case, best.verdict, unexplained)
+        if (claimed & edges).sum() > claimed.sum() / 2:
+            unexplained, edges = unexplained & ~edges, np.zeros(len(case), bool)
+            continue
         best.also = _twins(best, suspects, claimed)
         # What a later one explains as well, and far more beside it, was never a bug of its own.
         kept = [(s, rows) for s, rows in chosen if not _swallows(best, claimed, rows)]
         chosen = [*kept, (best, claimed)]
-        unexplained = unexplained & ~claimed
+        # What it lost at an edge may be another's in truth, but for what it could not fill.
+        lost = claimed & best.verdict.lost & ~best.verdict.explained & (case.stored != 0)
+        edges |= lost
+        unexplained = unexplained & ~(claimed & ~lost)
     return [suspect for suspect, _ in chosen]
 
 
@@ -270,13 +286,30 @@ def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | 
         by_chance = verdict.chance * rows
         if surprise(count, by_chance, rows) < SURPRISE + math.log(len(suspects)):
             continue
-        gained = int(claims(case, verdict, unexplained).sum()) - by_chance
+        # Only what is not its own can be explained by accident.
+        gained = (int(claims(case, verdict, unexplained).sum()) - by_chance) / (1 - verdict.chance)
         rated.append((gained, suspect))
     if not rated:
         return None
     most = max(gained for gained, _ in rated)
     close = [(suspect.rank, -gained, suspect) for gained, suspect in rated if gained >= NEARLY * most]
     return min(close, key=lambda entry: entry[:2])[2]
+
+
+def _owner(case: Case, suspects: list[Suspect], best: Suspect, unexplained: Array) -> Suspect | None:
+    """A shuffle explains whatever moved. What has whole streams to itself is a bug of its own."""
+    if best.rank < SHUFFLE:
+        return None
+    stream = _streams(case)
+    size = int(stream.max()) + 1
+    rated = []
+    for suspect in suspects:
+        failing = np.bincount(stream, unexplained & ~suspect.verdict.lost, size)
+        explained = np.bincount(stream, suspect.verdict.explained & unexplained, size)
+        own = (explained >= LEAST) & (explained >= 0.9 * failing)
+        if suspect.rank < best.rank and own.sum() >= 3:
+            rated.append((int(explained[own].sum()), suspect))
+    return max(rated, key=lambda entry: entry[0])[1] if rated else None
 
 
 def _twins(best: Suspect, suspects: list[Suspect], claimed: Array) -> list[str]:
@@ -290,21 +323,29 @@ def _twins(best: Suspect, suspects: list[Suspect], claimed: Array) -> list[str]:
     return sorted(found)
 
 
-def claims(case: Case, verdict: Verdict, unexplained: Array, already: Array | None = None) -> Array:
+def claims(
+    case: Case,
+    verdict: Verdict,
+    unexplained: Array,
+    already: Array | None = None,
+    *,
+    alone: bool = True,
+) -> Array:
     """The rows a cause takes: what it explains, and what it lost in the streams that are its own.
 
-    `already`: rows that were given to it before.
+    `already`: rows that were given to it before. `alone`: there is no other cause about
+    neighbours, so that rows about which nothing can be said are its own.
     """
     mine = verdict.explained & unexplained
     if already is not None:
         mine = mine | already
-    if verdict.chained is not None:
-        mine |= verdict.chained & unexplained
+    for more in (verdict.copies, verdict.chained if alone else None):
+        if more is not None:
+            mine = mine | more & unexplained
     lost = verdict.lost & unexplained & ~mine
     if not lost.any():
         return mine
-    stream = np.unique(np.stack([case.of("episode"), case.of("agent")]), axis=1, return_inverse=True)[1]
-    stream = stream.reshape(-1)
+    stream = _streams(case)
     size = int(stream.max()) + 1
     explained = np.bincount(stream, mine, size)
     others = np.bincount(stream, unexplained & ~mine & ~lost, size)
@@ -312,6 +353,12 @@ def claims(case: Case, verdict: Verdict, unexplained: Array, already: Array | No
     # What a shift could not fill is padded with 0.
     found: Array = mine | (lost & (own[stream] | (case.stored == 0)))
     return found
+
+
+def _streams(case: Case) -> Array:
+    """Which episode and agent a failing row is of, as a number."""
+    both = np.stack([case.of("episode"), case.of("agent")])
+    return np.unique(both, axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def surprise(count: int, by_chance: float, rows: int) -> float:

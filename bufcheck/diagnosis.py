@@ -32,6 +32,8 @@ SCREENED = 20_000
 ROUNDS = 3
 MOST_MATCHED = 4_000_000
 """Failing rows among which a permutation is looked for."""
+LUCK = 0.01
+"""A chance so small that it is no reason to prefer another cause."""
 NOISY = 1000
 """Healthy rows it takes to measure how exact a replay is."""
 
@@ -251,14 +253,13 @@ def _read(
 
 
 def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> None:
-    """Gives each failing row of a case to the first of the chosen that explains it."""
+    """Gives each failing row of a case to the one of the chosen that explains it least by chance."""
     import pyarrow as pa
 
     owner, source = np.full(len(case), -1), np.full(len(case), -1)
-    verdicts = []
-    for number, suspect in enumerate(chosen):
-        verdict = suspect.hypothesis.test(case)
-        verdicts.append(verdict)
+    verdicts = [suspect.hypothesis.test(case) for suspect in chosen]
+    for number in sorted(range(len(chosen)), key=lambda n: _luck(chosen[n])):
+        verdict = verdicts[number]
         mine = verdict.explained & case.unexplained
         owner[mine] = first + number
         if verdict.sources is not None:
@@ -266,7 +267,9 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
         case.unexplained = case.unexplained & ~mine
     # What one lost at an edge, another may have explained: only then it is the first one's.
     for number, verdict in enumerate(verdicts):
-        lost = engine.claims(case, verdict, case.unexplained, owner == first + number)
+        already = owner == first + number
+        alone = not any(v.lost.any() for v in verdicts if v is not verdict)
+        lost = engine.claims(case, verdict, case.unexplained, already, alone=alone)
         owner[lost] = first + number
         case.unexplained = case.unexplained & ~lost
     given = np.flatnonzero(owner >= 0)
@@ -280,3 +283,8 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
     database.connection.register("claimed", pa.table(table))
     database.execute("INSERT INTO causes SELECT *, NULL FROM claimed")
     database.connection.unregister("claimed")
+
+
+def _luck(suspect: Suspect) -> tuple[float, int]:
+    """How often it fits by chance; where that is next to never, how generic it is."""
+    return max(suspect.verdict.chance, LUCK), suspect.rank

@@ -16,6 +16,8 @@ FIX = "Give both tensors one shape before they meet (squeeze(-1) the [N, 1]), an
 RANK = 2
 APPLIES = None
 LEAST_RUN = 8
+DENSE = 0.3
+"""How much of a stretch of failing rows holds its value."""
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
@@ -46,20 +48,16 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
 
 def _runs(stored: Array, least: int) -> tuple[Array, Array]:
     """The number of the stretch of equal values each row is in (−1: none), and their lengths."""
-    new = np.ones(len(stored), bool)
-    new[1:] = stored[1:] != stored[:-1]
-    start = np.flatnonzero(new)
-    length = np.diff(np.append(start, len(stored)))
-    # 0 and other constants that recur from stretch to stretch are placeholders.
-    value = stored[start]
-    _, which, times = np.unique(value[length >= least], return_inverse=True, return_counts=True)
-    good = np.zeros(len(start), bool)
-    long = np.flatnonzero(length >= least)
-    good[long] = (
-        np.isfinite(value[long]) & (value[long] < -1e-3) & ((times[which] == 1) | (len(long) < 3))
-    )
+    values, which, count = np.unique(stored, return_inverse=True, return_counts=True)
+    place = np.arange(len(stored))
+    first, last = np.full(len(values), len(stored)), np.full(len(values), -1)
+    np.minimum.at(first, which, place)
+    np.maximum.at(last, which, place)
+    # Rows of another bug may lie in between; 0 and other constants that recur everywhere do not count.
+    dense = count >= DENSE * (last - first + 1)
+    good = (count >= least) & dense & np.isfinite(values) & (values < -1e-3)
     number = np.where(good, np.cumsum(good) - 1, -1)
-    return np.repeat(number, length), length[good]
+    return number[which], count[good]
 
 
 def _no_moves(failing: Failing) -> _permutation.Moves:
