@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,11 @@ from bufcheck.given import given_as
 from bufcheck.replayer import Replayer
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import pyarrow as pa
 
+    from bufcheck.confidence import Diagnosis
     from bufcheck.rule import Outcome, Rule
 
 Progress = Callable[[int, int], None]
@@ -54,11 +57,52 @@ class Options:
     config: Config = field(default_factory=Config)
 
 
+@dataclass
+class Job:
+    """An opened dump, and what is to be done with it."""
+
+    dump: Dump
+    chosen: list[Rule]
+    without: frozenset[str]
+    """Causes that are not looked for."""
+    ranges: list[Ranges] | None
+    lacking: str | None
+    """Why nothing can be replayed, if so."""
+    replay: Replayer | None
+    tolerance: float | None
+    agents: Future[set[str]]
+    progress: Progress | None = None
+
+    @property
+    def rows(self) -> int:
+        return _rows(self.dump, self.ranges)
+
+
 def validate(
     paths: Sequence[str], options: Options | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Checks a dump and returns the report, as schemas/report.v1.schema.json describes it."""
     options = options or Options()
+    job = opened(paths, options, progress)
+    with Database() as database:
+        columns = load(database, job)
+        outcomes = run_rules(database, job)
+        known = 0
+        if options.baseline:
+            known = findings.accept_known(database, outcomes, options.baseline)
+        diagnosis = find_causes(database, job)
+        sources = [source.path for source in job.dump.sources]
+        if options.findings:
+            findings.write(database, options.findings, sources)
+        if options.causes:
+            findings.write_causes(database, options.causes, sources)
+        sampled, unread = job.ranges is not None, bool(set(job.dump.columns) - columns)
+        return report.of_run(
+            report.Checked(job.dump, database, outcomes, job.replay, sampled, unread, known, diagnosis)
+        )
+
+
+def opened(paths: Sequence[str], options: Options, progress: Progress | None = None) -> Job:
     if options.actor:  # torch takes its time to import; the dump can be opened meanwhile
         later(importlib.import_module, "torch")
     without = frozenset(_names(options.ignore)) & set(cause.names())
@@ -71,30 +115,34 @@ def validate(
     lacking = settings.replay_lacks(dump) if actors else "an actor: --actor"
     replay = _replay(dump, actors, options) if actors and lacking is None else None
     agents = later(_agents, dump)
-    with Database() as database:
-        database.describe(dump, _rows(dump, ranges), options.tolerance, lacking)
-        database.name_agents(agents.result())
-        columns = _load(database, dump, chosen, replay, ranges, progress)
-        if replay:
-            _refuse_strangers(replay, dump, _rows(dump, ranges))
-        outcomes = _run_all(chosen, database, dump)
-        known = 0
-        if options.baseline:
-            known = findings.accept_known(database, outcomes, options.baseline)
-        unread = bool(set(dump.columns) - columns)
-        if replay:
-            replay.acting = list(replay.actors.used)
-        diagnosis = diagnose(dump, database, replay, without)
-        sources = [source.path for source in dump.sources]
-        if options.findings:
-            findings.write(database, options.findings, sources)
-        if options.causes:
-            findings.write_causes(database, options.causes, sources)
-        return report.of_run(
-            report.Checked(
-                dump, database, outcomes, replay, ranges is not None, unread, known, diagnosis
-            )
-        )
+    return Job(dump, chosen, without, ranges, lacking, replay, options.tolerance, agents, progress)
+
+
+def load(database: Database, job: Job, also: Set[str] = frozenset()) -> set[str]:
+    """Fills the tables with what the rules ask for, and SQL with the words `also`.
+
+    Returns the columns that were read.
+    """
+    database.describe(job.dump, job.rows, job.tolerance, job.lacking)
+    database.name_agents(job.agents.result())
+    columns = _load(database, job, also)
+    if job.replay:
+        _refuse_strangers(job.replay, job.dump, job.rows)
+    return columns
+
+
+def run_rules(database: Database, job: Job) -> list[Outcome]:
+    # Rules about the findings of others come last.
+    order = sorted(job.chosen, key=lambda rule: any(n.startswith("findings.") for n in rule.needs))
+    outcomes = [rules.run(rule, database, job.dump) for rule in order]
+    database.show_digest()
+    return sorted(outcomes, key=lambda outcome: outcome.rule.code)
+
+
+def find_causes(database: Database, job: Job) -> Diagnosis:
+    if job.replay:
+        job.replay.acting = list(job.replay.actors.used)
+    return diagnose(job.dump, database, job.replay, job.without)
 
 
 def _names(texts: Sequence[str]) -> list[str]:
@@ -129,23 +177,17 @@ def _replay(dump: Dump, actors: actor.Actors, options: Options) -> Replayer:
     )
 
 
-def _load(
-    database: Database,
-    dump: Dump,
-    chosen: list[Rule],
-    replay: Replayer | None,
-    ranges: list[Ranges] | None,
-    progress: Progress | None,
-) -> set[str]:
+def _load(database: Database, job: Job, also: Set[str]) -> set[str]:
     """Fills `digest` with what the rules that can run ask for; returns the columns that were read."""
-    runnable = [rule for rule in chosen if rules.why_not(rule, dump, database.settings) is None]
+    dump, replay = job.dump, job.replay
+    runnable = [rule for rule in job.chosen if rules.why_not(rule, dump, database.settings) is None]
     # A replay has the states at hand anyway: what may be wanted later is then cheaper to take now.
-    closer = _words(runnable, on_demand=True)
-    words = closer if replay else _words(runnable, on_demand=False)
-    columns = _digest(database, dump, words, replay, ranges, progress)
+    closer = _words(runnable, on_demand=True) | also
+    words = closer if replay else _words(runnable, on_demand=False) | also
+    columns = _digest(database, job, words)
     if closer - words and any(_has_rows(database, rule.on_demand) for rule in runnable):
         database.forget()
-        columns = _digest(database, dump, closer, replay, ranges, progress)
+        columns = _digest(database, job, closer)
     database.make_samples(dump, columns)
     if replay:
         database.make_replay(replay.actors.used)
@@ -170,18 +212,12 @@ def _has_rows(database: Database, table: str | None) -> bool:
     return bool(database.rows(f"SELECT 1 FROM {table} LIMIT 1"))
 
 
-def _digest(
-    database: Database,
-    dump: Dump,
-    words: set[str],
-    replay: Replayer | None,
-    ranges: list[Ranges] | None,
-    progress: Progress | None,
-) -> set[str]:
+def _digest(database: Database, job: Job, words: set[str]) -> set[str]:
     """One pass over the dump, for what SQL with these words needs."""
     import duckdb
     import pyarrow as pa
 
+    dump, replay, ranges, progress = job.dump, job.replay, job.ranges, job.progress
     facts = digest.facts_used(words)
     own = frozenset(n for n in _own(dump) if n in words) | _vectors_kept(words)
     needed = {n for n in digest.columns_used(words) | set(_KEYS) | own if dump.has(n)}
@@ -192,7 +228,6 @@ def _digest(
         dump
     )
     read = [n for n in dump.columns if n in needed or (whole and dump.has(n))]
-    total = _rows(dump, ranges)
     failure: list[BaseException] = []
 
     def stream() -> Iterator[pa.RecordBatch]:
@@ -201,7 +236,7 @@ def _digest(
             for batch, scored in _scored(prefetch(dump.batches(read, ranges)), replay):
                 yield digester.digest(batch, scored)
                 if progress:
-                    progress(batch.rows.num_rows, total)
+                    progress(batch.rows.num_rows, job.rows)
         except BaseException as error:
             failure.append(error)
             raise
@@ -240,11 +275,3 @@ def _vectors_kept(words: set[str]) -> set[str]:
 
 def _own(dump: Dump) -> set[str]:
     return {name for name in dump.columns if name not in schema.load().columns}
-
-
-def _run_all(chosen: list[Rule], database: Database, dump: Dump) -> list[Outcome]:
-    # Rules about the findings of others come last.
-    order = sorted(chosen, key=lambda rule: any(n.startswith("findings.") for n in rule.needs))
-    outcomes = [rules.run(rule, database, dump) for rule in order]
-    database.show_digest()
-    return sorted(outcomes, key=lambda outcome: outcome.rule.code)
