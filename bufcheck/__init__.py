@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bufcheck.errors import (
     BufcheckError,
     ConfigError,
+    QueryError,
     ReadError,
     SchemaError,
     UsageError,
@@ -28,16 +29,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from bufcheck.connection import Connection
     from bufcheck.dump import Dump
 
 __version__ = "0.1.0"
 __all__ = [
     "BufcheckError",
     "ConfigError",
+    "QueryError",
     "ReadError",
     "SchemaError",
     "UsageError",
     "WriteError",
+    "connect",
     "open_dump",
     "replay",
     "save_actor",
@@ -52,17 +56,35 @@ def validate(*paths: str, **options: Any) -> dict[str, Any]:
     findings, causes, actor, arch, trust_checkpoint_code, device, batch_size, and config (the path of a
     bufcheck.toml). `actor` takes what `replay` takes.
     """
+    from bufcheck import pipeline
+
+    return pipeline.validate([str(path) for path in paths], _options(options))
+
+
+def connect(*paths: str, **options: Any) -> Connection:
+    """Open a dump for SQL: `connect("dump.parquet").sql("SELECT … FROM samples").df()`.
+
+    The views are those of `bufcheck query`, each made when a query first names it. Options are those of
+    `validate`; with `actor` there are `replay` and `causes` too.
+    """
+    from bufcheck import pipeline
+    from bufcheck.connection import Connection
+
+    return Connection(pipeline.opened([str(path) for path in paths], _options(options)))
+
+
+def _options(given: dict[str, Any]) -> Any:
     from pathlib import Path
 
     from bufcheck import config as configuration
     from bufcheck import pipeline
 
     for name in ("rules", "baseline", "findings", "causes", "config"):
-        if options.get(name) is not None:
-            options[name] = Path(options[name])
-    if (path := options.pop("config", None)) is not None:
-        options["config"] = configuration.load(path)
-    return pipeline.validate([str(path) for path in paths], pipeline.Options(**options))
+        if given.get(name) is not None:
+            given[name] = Path(given[name])
+    if (path := given.pop("config", None)) is not None:
+        given["config"] = configuration.load(path)
+    return pipeline.Options(**given)
 
 
 def open_dump(*paths: str) -> Dump:

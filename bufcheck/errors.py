@@ -5,6 +5,7 @@ BufcheckError            the command could not do its work: one line on stderr, 
 ├── ConfigError          bufcheck.toml or a rule file says something that cannot be meant
 ├── ReadError            a file cannot be read: damaged, cut off, foreign, refused
 │   └── SchemaError      it can be read, but its metadata is not a contract we know
+├── QueryError           SQL that was refused, failed, or took too much
 └── WriteError           an output could not be written; nothing is left behind
 
 What is wrong *with the experience* is never an exception: it is a finding.
@@ -32,6 +33,9 @@ class ReadError(BufcheckError): ...
 
 
 class SchemaError(ReadError): ...
+
+
+class QueryError(BufcheckError): ...
 
 
 class WriteError(BufcheckError): ...

@@ -17,31 +17,48 @@ if TYPE_CHECKING:
 
 MARK = "bufcheck.findings/1"
 CAUSES_MARK = "bufcheck.causes/1"
-LISTED = """
-    SELECT
-        findings.row_id, episode_id::BIGINT AS episode_id, timestep::INTEGER AS timestep,
-        agent_id::VARCHAR AS agent_id, code, rule, severity, causes.cause AS cause,
-        old_log_prob::DOUBLE AS old_log_prob, {replayed} AS replayed_log_prob, message
-    FROM findings LEFT JOIN digest USING (row_id) LEFT JOIN causes USING (row_id) {and_replay}
-    ORDER BY findings.row_id NULLS FIRST, code, message
-"""
+COLUMNS = (
+    "row_id",
+    "episode_id",
+    "timestep",
+    "agent_id",
+    "code",
+    "rule",
+    "severity",
+    "cause",
+    "old_log_prob",
+    "replayed_log_prob",
+    "message",
+)
+CAUSES_COLUMNS = ("row_id", "cause", "confidence", "source_row_id")
+CAUSES = f"SELECT {', '.join(CAUSES_COLUMNS)} FROM causes"
+
+
+def listed(replayed: bool) -> str:
+    """SQL for every finding, with the row it is about."""
+    log_prob = "log_prob::DOUBLE" if replayed else "NULL::DOUBLE"
+    replay = "LEFT JOIN (SELECT row_id, log_prob FROM replay) USING (row_id)" if replayed else ""
+    return f"""
+        SELECT
+            findings.row_id, episode_id::BIGINT AS episode_id, timestep::INTEGER AS timestep,
+            agent_id::VARCHAR AS agent_id, code, rule, severity, causes.cause AS cause,
+            old_log_prob::DOUBLE AS old_log_prob, {log_prob} AS replayed_log_prob, message
+        FROM findings LEFT JOIN digest USING (row_id) LEFT JOIN causes USING (row_id) {replay}
+    """
 
 
 def write(database: Database, path: Path, sources: Sequence[Path]) -> None:
     """One row per finding. It replaces an older file: findings are an output, never a source."""
-    listed = LISTED.format(replayed="NULL::DOUBLE", and_replay="")
-    if not database.settings["replay_lacks"]:
-        and_replay = "LEFT JOIN (SELECT row_id, log_prob FROM replay) USING (row_id)"
-        listed = LISTED.format(replayed="log_prob::DOUBLE", and_replay=and_replay)
-    reader = database.connection.sql(listed).to_arrow_reader(1 << 16)
+    replayed = not database.settings["replay_lacks"]
+    ordered = f"{listed(replayed)} ORDER BY findings.row_id NULLS FIRST, code, message"
+    reader = database.connection.sql(ordered).to_arrow_reader(1 << 16)
     with whole_file(path, sources=sources, replace=True) as temporary:
         formats.member("parquet").write(temporary, reader.schema, reader, {"format": MARK})
 
 
 def write_causes(database: Database, path: Path, sources: Sequence[Path]) -> None:
     """One row per row that a cause explains, and where its log-prob came from if that is known."""
-    listed = "SELECT row_id, cause, confidence, source_row_id FROM causes ORDER BY row_id"
-    reader = database.connection.sql(listed).to_arrow_reader(1 << 16)
+    reader = database.connection.sql(f"{CAUSES} ORDER BY row_id").to_arrow_reader(1 << 16)
     with whole_file(path, sources=sources, replace=True) as temporary:
         formats.member("parquet").write(temporary, reader.schema, reader, {"format": CAUSES_MARK})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
-_KEYS = ("episode_id", "timestep", "agent_id", "old_log_prob")
+KEYS = ("episode_id", "timestep", "agent_id", "old_log_prob")
 """Always read: what every finding is told with."""
 
 
@@ -131,6 +131,18 @@ def load(database: Database, job: Job, also: Set[str] = frozenset()) -> set[str]
     return columns
 
 
+def load_words(database: Database, job: Job, words: set[str], *, replayed: bool) -> None:
+    """Fills the tables with what SQL with these words needs, and no rule."""
+    job = job if replayed else replace(job, replay=None, lacking="an actor: --actor")
+    database.describe(job.dump, job.rows, job.tolerance, job.lacking)
+    database.name_agents(job.agents.result())
+    _digest(database, job, words)
+    if job.replay:
+        database.make_replay(job.replay.actors.used)
+        _refuse_strangers(job.replay, job.dump, job.rows)
+    database.lock()
+
+
 def run_rules(database: Database, job: Job) -> list[Outcome]:
     # Rules about the findings of others come last.
     order = sorted(job.chosen, key=lambda rule: any(n.startswith("findings.") for n in rule.needs))
@@ -218,9 +230,11 @@ def _digest(database: Database, job: Job, words: set[str]) -> set[str]:
     import pyarrow as pa
 
     dump, replay, ranges, progress = job.dump, job.replay, job.ranges, job.progress
+    if replay:
+        replay.missing.clear()  # of an earlier pass
     facts = digest.facts_used(words)
     own = frozenset(n for n in _own(dump) if n in words) | _vectors_kept(words)
-    needed = {n for n in digest.columns_used(words) | set(_KEYS) | own if dump.has(n)}
+    needed = {n for n in digest.columns_used(words) | set(KEYS) | own if dump.has(n)}
     if replay:
         needed |= set(replay.columns) | {n for n in ("timestep", "num_actions") if dump.has(n)}
     # Reading a page verifies its checksum, so a whole check reads the columns no rule needs too.

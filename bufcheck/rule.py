@@ -188,13 +188,14 @@ def words_used(rule: Rule, *, on_demand: bool) -> set[str]:
     """
     if rule.on_demand and not on_demand:
         return words_of(" ".join(rule.needs)) | words_of(table_sql(rule.on_demand))
-    return _words_with_tables(rule.sql)
+    return words_with_tables(rule.sql)
 
 
-def _words_with_tables(sql: str) -> set[str]:
+def words_with_tables(sql: str) -> set[str]:
+    """The names a piece of SQL uses, and those that the tables it reads are made with."""
     words = words_of(sql)
     for name in tables_named_in(sql):
-        words |= _words_with_tables(table_sql(name))
+        words |= words_with_tables(table_sql(name))
     return words
 
 

@@ -17,8 +17,17 @@ def table_names() -> list[str]:
 
 
 @cache
+def _table(name: str) -> tuple[dict[str, Any], str]:
+    return split_header((shipped.PACKAGE / "tables" / f"{name}.sql").read_text("utf-8"))
+
+
+def table_header(name: str) -> dict[str, Any]:
+    """Its `meaning`, and that of its `columns`."""
+    return _table(name)[0]
+
+
 def table_sql(name: str) -> str:
-    return split_header((shipped.PACKAGE / "tables" / f"{name}.sql").read_text("utf-8"))[1]
+    return _table(name)[1]
 
 
 def tables_named_in(sql: str) -> list[str]:

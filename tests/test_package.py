@@ -22,8 +22,8 @@ from bufcheck import schema
 
 # An engine may use what stands before it; a member of a collection its engine and what that may use.
 ORDER = [
-    ["errors", "shipped", "ahead"],
-    ["schema", "given", "sql"],
+    ["errors", "shipped", "ahead", "spawn", "landlock", "lazy", "statement", "history"],
+    ["schema", "given", "sql", "result", "completion"],
     ["config", "vectors", "format"],
     ["files", "whole_file"],
     ["dump", "digest"],
@@ -38,7 +38,9 @@ ORDER = [
     ["diagnosis"],
     ["output", "report"],
     ["pipeline", "convert"],
-    ["fault"],
+    ["fault", "views", "boxed", "question", "prompt"],
+    ["box", "connection"],
+    ["query"],
     ["cli"],
     ["__main__"],
 ]
@@ -50,6 +52,8 @@ COLLECTIONS = {
     "faults": "fault",
     "formats": "format",
     "outputs": "output",
+    "questions": "question",
+    "results": "result",
 }
 
 

@@ -53,7 +53,6 @@ from bufcheck import rule as rules
 from bufcheck.cli import main
 from bufcheck.config import Config
 from bufcheck.database import Database
-from bufcheck.dump import open_dump
 
 CASES = Path(__file__).parent / "cases"
 Row = dict[str, Any]
@@ -375,16 +374,14 @@ def test_case_among_all_rules(rule: rules.Rule, case: Row, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("rule", "case"), params(first_failing=True))
 def test_printed_sql_returns_the_flagged_rows(rule: rules.Rule, case: Row, tmp_path: Path) -> None:
-    dump = open_dump(write_dump(case, tmp_path), config_of(case))
-    chosen = [r for r in rules.built_in() if r.name in (rule.name, *case.get("with", []))]
-    options = pipeline.Options(actor=actor_of(case))
-    actors = pipeline._actors(options)
-    replay = pipeline._replay(dump, actors, options) if actors else None
+    options = pipeline.Options(
+        select=[rule.name, *case.get("with", [])], actor=actor_of(case), config=config_of(case)
+    )
+    job = pipeline.opened(write_dump(case, tmp_path), options)
     with Database() as database:
-        database.describe(dump, dump.rows, None, None if actors else "an actor")
-        database.name_agents(pipeline._agents(dump))
-        pipeline._load(database, dump, chosen, replay, None, None)
-        pipeline._run_all([r for r in chosen if r is not rule], database, dump)
+        pipeline.load(database, job)
+        job.chosen = [r for r in job.chosen if r.name != rule.name]
+        pipeline.run_rules(database, job)
         printed = rule.runnable_sql(database.settings)
         database.prepare_for(printed)
         result = database.connection.execute(printed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 from typing import Any
 
 import click
@@ -12,7 +13,8 @@ import click
 from bufcheck import __version__
 from bufcheck.errors import BufcheckError
 
-COMMANDS = ("validate", "convert", "inject", "schema", "rules", "explain", "demo")
+STARTED = time.monotonic()
+COMMANDS = ("validate", "query", "convert", "inject", "schema", "rules", "explain", "demo")
 EXIT_OK, EXIT_FINDINGS, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 

@@ -16,36 +16,43 @@ def command(name: str) -> None:
       bufcheck explain placeholder-log-prob
       bufcheck explain mask-not-applied
     """
+    click.echo(text_of(name))
+
+
+def text_of(name: str) -> str:
     from bufcheck import cause as causes
     from bufcheck import rule as rules
 
+    told = []
     if name in causes.names():
-        click.secho(f"cause: {name}\n", bold=True)
-        _section("What it is", causes.described(name))
-        _section("Fix", causes.fix_of(name))
-        _section("Make it", f"bufcheck inject DUMP --fault {name} -o OUT")
+        told = [
+            click.style(f"cause: {name}\n", bold=True),
+            _section("What it is", causes.described(name)),
+            _section("Fix", causes.fix_of(name)),
+            _section("Make it", f"bufcheck inject DUMP --fault {name} -o OUT"),
+        ]
         if not any(rule.name == name for rule in rules.built_in()):
-            return
+            return "\n".join(told)
     rule = rules.find(name, also=causes.names())
     removes = ", removes rows in clean" if rule.removes else ""
-    click.secho(f"{rule.code} {rule.name}", bold=True)
-    click.echo(f"{rule.severity}, judged per {rule.scope}{removes}\n")
-    for title, text in (
-        ("What it finds", rule.summary),
-        ("Why it hurts", rule.why),
-        ("Likely cause", rule.cause),
-        ("Remedy", rule.remedy),
-    ):
-        _section(title, text)
-    click.secho("Needs", bold=True)
-    click.echo("  " + ", ".join([*rule.needs, *(f"{want} (to pass)" for want in rule.wants)]) + "\n")
+    needs = ", ".join([*rule.needs, *(f"{want} (to pass)" for want in rule.wants)])
+    told += [
+        click.style(f"{rule.code} {rule.name}", bold=True),
+        f"{rule.severity}, judged per {rule.scope}{removes}\n",
+        _section("What it finds", rule.summary),
+        _section("Why it hurts", rule.why),
+        _section("Likely cause", rule.cause),
+        _section("Remedy", rule.remedy),
+        f"{click.style('Needs', bold=True)}\n  {needs}\n",
+    ]
     if rule.parameters:
-        click.secho(f"Parameters ([rules.{rule.name}] in bufcheck.toml)", bold=True)
-        click.echo("".join(f"  {k} = {v}\n" for k, v in rule.parameters.items()))
-    click.secho("SQL", bold=True)
-    click.echo(textwrap.indent(rule.sql, "  "))
+        title = f"Parameters ([rules.{rule.name}] in bufcheck.toml)"
+        listed = "".join(f"  {k} = {v}\n" for k, v in rule.parameters.items())
+        told.append(f"{click.style(title, bold=True)}\n{listed}")
+    told.append(f"{click.style('SQL', bold=True)}\n{textwrap.indent(rule.sql, '  ')}")
+    return "\n".join(told)
 
 
-def _section(title: str, text: str) -> None:
-    click.secho(title, bold=True)
-    click.echo(textwrap.fill(text, 96, initial_indent="  ", subsequent_indent="  ") + "\n")
+def _section(title: str, text: str) -> str:
+    filled = textwrap.fill(text, 96, initial_indent="  ", subsequent_indent="  ")
+    return f"{click.style(title, bold=True)}\n{filled}\n"

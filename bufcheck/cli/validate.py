@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from bufcheck.cli import EXIT_FINDINGS, EXIT_OK
+from bufcheck.cli import EXIT_FINDINGS, EXIT_OK, options
+from bufcheck.cli.options import FILE
 from bufcheck.cli.progress import ProgressBar
 
-FILE = click.Path(path_type=Path, dir_okay=False)
 EPILOG = """\b
 Examples:
   bufcheck validate dump.parquet
@@ -30,32 +30,8 @@ Exit codes: 0 no finding at or above --fail-on, 1 findings (or not pass with --s
 
 @click.command(name="validate", epilog=EPILOG)
 @click.argument("dump", nargs=-1, required=True)
-@click.option(
-    "--actor",
-    multiple=True,
-    metavar="[AGENT[@VERSION]=]PATH",
-    help="A checkpoint that acted: replay it over the dump. PATH may hold {agent_id} and {policy_version}; repeatable.",
-)
-@click.option(
-    "--arch",
-    metavar="MODULE:FACTORY",
-    help="For state dicts: package.module:factory or file.py:factory. Runs that code; factory(state_dict) returns the module.",
-)
-@click.option(
-    "--trust-checkpoint-code",
-    is_flag=True,
-    help="Load .pt2 and TorchScript files, which run code of their own.",
-)
-@click.option(
-    "--device", default="cpu", show_default=True, help="Where actors run: cpu, cuda, mps or auto."
-)
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    default=16384,
-    show_default=True,
-    help="The most rows of one forward pass.",
-)
+@options.actors("replay it over the dump")
+@options.running
 @click.option(
     "--format",
     "form",
@@ -116,19 +92,14 @@ Exit codes: 0 no finding at or above --fail-on, 1 findings (or not pass with --s
     metavar="N",
     help="A quick look at whole episodes of about N rows; its verdict is never pass.",
 )
-@click.option(
-    "--config",
-    type=FILE,
-    metavar="bufcheck.toml",
-    help="Names, settings and rule options. Default: bufcheck.toml in the current folder, if any.",
-)
+@options.config
 def command(
     dump: tuple[str, ...],
     form: str,
     config: Path | None,
     fail_on: str,
     strict: bool,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Check a dump: files, globs or folders of Parquet or HDF5.
 
@@ -140,8 +111,8 @@ def command(
     from bufcheck import output, pipeline
 
     settings = configuration.find(config)
-    progress = ProgressBar("replaying" if options["actor"] else "reading")
-    report = pipeline.validate(dump, pipeline.Options(config=settings, **options), progress)
+    progress = ProgressBar("replaying" if given["actor"] else "reading")
+    report = pipeline.validate(dump, pipeline.Options(config=settings, **given), progress)
     progress.close()
     if settings.path and config is None:
         click.echo(f"using {settings.path}", err=True)

@@ -13,7 +13,6 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bufcheck import spawn
 from bufcheck.errors import ReadError
 
 HEADER = struct.Struct("<cQ")
@@ -36,12 +36,10 @@ class Child:
     """A running `_hdf5_child`. Only one thread talks to it at a time."""
 
     def __init__(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        safe = ["-P"] if sys.version_info >= (3, 11) else []
         self.process = subprocess.Popen(
-            [sys.executable, *safe, "-m", "bufcheck.formats._hdf5_child"],
+            spawn.command("bufcheck.formats._hdf5_child"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            bufsize=0, cwd=root, env=_environment(root),
+            bufsize=0, cwd=spawn.ROOT, env=_environment(),
         )  # fmt: skip
         self.stalled = self.busy = False
         with contextlib.suppress(ImportError, AttributeError, OSError):  # Linux only
@@ -152,28 +150,13 @@ def release(child: Child) -> None:
         child.end()
 
 
-def _environment(root: str) -> dict[str, str]:
-    """The parent's, without what lets HDF5 or Python load code from elsewhere.
-
-    The child must find the same packages, but not import a file that happens to lie in the
-    current folder: a dump may be unpacked next to a hostile h5py.py.
-    """
-    here = os.path.realpath(os.getcwd()) if os.path.isdir(os.curdir) else ""
-    paths = [
-        path for path in sys.path
-        if os.path.isabs(path) and (os.path.realpath(path) != here or here == root)
-    ]  # fmt: skip
-    if root not in map(os.path.realpath, paths):
-        paths.append(root)
+def _environment() -> dict[str, str]:
+    """Without what lets HDF5 load code from elsewhere."""
     kept = {
-        name: value for name, value in os.environ.items()
+        name: value for name, value in spawn.environment().items()
         if not name.startswith("HDF5_") or name == "HDF5_USE_FILE_LOCKING"
     }  # fmt: skip
     return kept | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "ARROW_DEFAULT_MEMORY_POOL": "system",
         "HDF5_PLUGIN_PRELOAD": "::",  # no filter plugins
         # Keep freed memory: fresh pages for every batch cost a third of the speed.
         "MALLOC_MMAP_THRESHOLD_": str(64 << 20),

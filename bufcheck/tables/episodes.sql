@@ -1,5 +1,6 @@
 /*
 meaning = "one row per (episode, agent)"
+reads = { state_constant = "state_hash" }
 [columns]
 rows = "stored rows"
 steps = "distinct timesteps among them"
@@ -7,6 +8,7 @@ first_row = "the first of them"
 first_step = "smallest timestep"
 last_step = "largest timestep"
 first_done = "smallest timestep marked terminated or truncated"
+ending = "terminated, truncated, both, or unmarked"
 reward_sum = "undiscounted return"
 version_min = "smallest policy_version"
 version_max = "largest policy_version"
@@ -25,6 +27,12 @@ grouped AS (
         min(timestep) AS first_step,
         max(timestep) AS last_step,
         min(timestep) FILTER (WHERE terminated OR truncated) AS first_done,
+        CASE
+            WHEN bool_or(terminated) AND bool_or(truncated) THEN 'both'
+            WHEN bool_or(terminated) THEN 'terminated'
+            WHEN bool_or(truncated) THEN 'truncated'
+            ELSE 'unmarked'
+        END AS ending,
         sum(reward) AS reward_sum,
         min(policy_version) AS version_min,
         max(policy_version) AS version_max,
@@ -34,5 +42,5 @@ grouped AS (
     WHERE episode_id IS NOT NULL AND timestep IS NOT NULL AND agent_id IS NOT NULL
     GROUP BY episode_id, agent_id
 )
-SELECT grouped.*, grouped.rows - coalesce(surplus.copies, 0) AS steps
+SELECT grouped.*, (grouped.rows - coalesce(surplus.copies, 0))::BIGINT AS steps
 FROM grouped LEFT JOIN surplus USING (episode_id, agent_id)

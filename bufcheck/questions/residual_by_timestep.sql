@@ -1,0 +1,17 @@
+/*
+question = "At which steps of an episode does the actor disagree?"
+needs = "actor"
+*/
+SELECT
+    timestep,
+    count(*) AS rows,
+    count(residual) AS replayed,
+    count(*) FILTER (WHERE abs(residual) > allowed) AS disagreeing,
+    disagreeing / nullif(replayed, 0) AS disagreeing_share,
+    avg(residual) FILTER (WHERE isfinite(residual)) AS residual_mean,
+    median(residual) FILTER (WHERE isfinite(residual)) AS residual_median,
+    avg(abs(residual)) FILTER (WHERE isfinite(residual)) AS residual_size_mean,
+    max(abs(residual)) AS residual_size_max
+FROM replay
+GROUP BY timestep
+ORDER BY timestep
