@@ -245,7 +245,12 @@ def also_healthy(case: Case, kind: Kind, moves: Moves) -> tuple[Array, Array]:
     ids, replayed = f.everyone()
     order = np.argsort(replayed, kind="stable")
     values, width = replayed[order], _width(case)
-    left = np.flatnonzero((moves.matched == 0) & np.isfinite(f.stored))
+    unmatched = moves.matched == 0
+    if kind.block:
+        # Nor does one that only a row of another block matches.
+        block = (f.row_id - kind.offset) // kind.block
+        unmatched[moves.target[block[moves.target] != block[moves.source]]] = True
+    left = np.flatnonzero(unmatched & np.isfinite(f.stored))
     low = np.searchsorted(values, f.stored[left] - width, "left")
     high = np.searchsorted(values, f.stored[left] + width, "right")
     left, low = left[high - low == 1], low[high - low == 1]
