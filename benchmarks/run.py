@@ -209,6 +209,25 @@ def g9(folder: Path, rows: int) -> bool:
     return held & show("G9", what, one.megabytes / many.megabytes, 1.2, _beside(one, many))
 
 
+def q1(folder: Path, rows: int) -> bool:
+    """A query of scalars, on HDF5 against the same on Parquet; and against one that must read the states."""
+    dump, hdf5 = str(folder / "dump.parquet"), str(folder / "dump.h5")
+    make(Path(dump), rows)
+    run("-m", "bufcheck", "convert", dump, hdf5, "--force")
+    scalars = "SELECT agent_id, avg(reward), count(*) FROM samples GROUP BY 1"
+    states = "SELECT agent_id, avg(state_embed[1]), count(*) FROM samples GROUP BY 1"
+    ours, parquet, whole = medians(
+        3,
+        ["-m", "bufcheck", "query", hdf5, scalars],
+        ["-m", "bufcheck", "query", dump, scalars],
+        ["-m", "bufcheck", "query", hdf5, states],
+    )
+    what = f"a query of scalars, HDF5 against Parquet, {rows:,} rows"
+    held = show("Q1", what, ours.seconds / parquet.seconds, 3.0, _beside(ours, parquet))
+    print(f"    {'one that reads the states takes':58} {whole.seconds / ours.seconds:8.2f}  times that")
+    return held
+
+
 BENCHMARKS: dict[str, Callable[[Path, int], bool]] = {
     "P1": p1,
     "P2": p2,
@@ -217,6 +236,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], bool]] = {
     "P5": p5,
     "P6": p6,
     "G9": g9,
+    "Q1": q1,
 }
 
 

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
-from bufcheck import cause, digest, fault, replayer, rule, schema, settings, shipped
+from bufcheck import (
+    cause,
+    digest,
+    fault,
+    findings,
+    question,
+    replayer,
+    rule,
+    schema,
+    settings,
+    shipped,
+)
 from bufcheck.cli import COMMANDS, main
 from bufcheck.sql import split_header, table_names
 
@@ -41,7 +53,8 @@ def rules_page() -> str:
 def tables_page() -> str:
     lines = [
         NOTE,
-        "# Tables a rule can read\n",
+        "# Views\n",
+        "What SQL can read: a rule's, and yours in `bufcheck query` and `bufcheck.connect`.\n",
         "## digest\n",
         "One row per sample: every scalar column of the schema (NULL where the dump lacks it), and:\n",
         "| column | meaning |",
@@ -76,9 +89,13 @@ def tables_page() -> str:
         "",
         "`actors` has the `path` and `sha256` of each `actor`.\n",
         "## samples\n",
-        "`row_id` and the dump's own scalar and `x_` columns, as far as some rule reads them.\n",
+        "`row_id` and every column of the dump, under its name in the schema. A column that only some",
+        "files have is left out. In a rule: the scalar and `x_` columns that some rule reads.\n",
         "## findings\n",
-        "`row_id`, `code`, `rule`, `severity`, `message` of the rules that ran before.\n",
+        f"{_listed(findings.COLUMNS)}: what `validate --findings` writes.",
+        "A rule sees `row_id`, `code`, `rule`, `severity`, `message` of the rules before it.\n",
+        "## causes\n",
+        f"{_listed(findings.CAUSES_COLUMNS)}: what `validate --causes` writes.\n",
         "## files, columns, metadata\n",
         "What the dump says of itself. The entries of `metadata` can be named in SQL as `$entry`:",
         "every key of the schema with `_` for `.`, and:\n",
@@ -87,6 +104,10 @@ def tables_page() -> str:
         *(f"| `{name}` | {meaning} |" for name, meaning in settings.DERIVED.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(f"`{column}`" for column in columns)
 
 
 def schema_page() -> str:
@@ -138,9 +159,27 @@ def causes_page() -> str:
     return "\n".join(lines)
 
 
+def questions_page() -> str:
+    lines = [
+        NOTE,
+        "# Ready questions\n",
+        "`bufcheck query DUMP --named NAME [-p parameter=value]`."
+        " Each is one file in `bufcheck/questions/`.\n",
+        "| name | question | parameters |",
+        "|---|---|---|",
+    ]
+    for name in question.names():
+        found = question.load(name)
+        needs = " (needs `--actor`)" if found.needs else ""
+        given = ", ".join(f"`{key}={value}`" for key, value in found.parameters.items())
+        lines.append(f"| `{name}` | {found.question}{needs} | {given} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {
     "rules.md": rules_page,
     "causes.md": causes_page,
+    "questions.md": questions_page,
     "tables.md": tables_page,
     "schema.md": schema_page,
     "cli.md": commands_page,

@@ -46,6 +46,9 @@ def _story(folder: Path) -> None:
     _run("validate", broken, "--actor", actors, "--findings", findings)
     _say("One of those rules in full.")
     _run("explain", "placeholder-log-prob")
+    _say("Any question about it, in SQL.")
+    by_rule = "SELECT severity, rule, count(*) AS rows FROM findings GROUP BY ALL ORDER BY ALL"
+    _run("query", broken, by_rule)
     _say("The same dump as HDF5 gives the same account.")
     _run("convert", broken, hdf5, "--force")
     _run("validate", hdf5, "--select", "placeholder-log-prob,timestep-gap")
