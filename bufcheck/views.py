@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bufcheck import digest, findings, pipeline, sql
+from bufcheck import description, digest, findings, pipeline, settings, sql
 from bufcheck import rule as rules
 from bufcheck.database import Database
 from bufcheck.replayer import SCORED
@@ -93,16 +93,23 @@ class Views:
     def columns(self) -> dict[str, list[str]]:
         """The columns of every view, without making any: what can be completed."""
         own = [n for n in self._samples_schema().names if n != ROW_ID]
-        scored = [*(c.name for c in SCORED), "residual", "allowed", "old_log_prob", "expected_log_prob"]
+        stored = ["episode_id", "timestep", "agent_id", "policy_version", "num_actions", "old_log_prob"]
+        scored = [*(c.name for c in SCORED), "expected_log_prob", "residual", "allowed"]
         told = {
             "samples": [ROW_ID, *own],
-            "digest": [ROW_ID, *digest.view_columns(set(), frozenset(), ())],
-            "replay": [ROW_ID, "episode_id", "timestep", "agent_id", "policy_version", *scored],
+            "digest": list(digest.view_columns(set(), frozenset(), ())),
+            "replay": [ROW_ID, *stored, *scored],
+            "actors": ["actor", "path", "sha256"],
             "findings": list(findings.COLUMNS),
             "causes": list(findings.CAUSES_COLUMNS),
+            "files": description.files_schema().names,
+            "columns": description.columns_schema().names,
+            "metadata": list(settings.NAMES),
         }
-        tables = {name: list(sql.table_header(name)["columns"]) for name in sql.table_names()}
-        return {name: (told | tables).get(name, []) for name in self.meanings}
+        for name in sql.table_names():
+            header = sql.table_header(name)
+            told[name] = [*header.get("keys", ()), *header["columns"]]
+        return {name: told[name] for name in self.meanings}
 
     def read(self, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a view that `prepare` has made, of these columns only."""

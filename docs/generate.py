@@ -74,6 +74,7 @@ def tables_page() -> str:
             "| column | meaning |",
             "|---|---|",
         ]
+        lines += [f"| `{column}` | what the row is about |" for column in header.get("keys", ())]
         lines += [f"| `{column}` | {meaning} |" for column, meaning in header["columns"].items()]
         lines.append("")
     lines += [

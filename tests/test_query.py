@@ -159,6 +159,11 @@ def test_there_are_thirty() -> None:
     assert len(QUESTIONS) >= 30
 
 
+def test_the_columns_told_are_those_there_are(session: query.Session) -> None:
+    for name, columns in session.views.columns().items():
+        assert sorted(session.ask(f"SELECT * FROM {name} LIMIT 0").schema.names) == sorted(columns), name
+
+
 # What is read
 
 

@@ -1,5 +1,6 @@
 /*
 meaning = "one row per agent"
+keys = ["agent_id"]
 [columns]
 rows = "stored rows"
 episodes = "episodes it has rows in"

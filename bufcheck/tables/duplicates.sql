@@ -1,5 +1,6 @@
 /*
 meaning = "keys that more than one row has"
+keys = ["episode_id", "timestep", "agent_id"]
 [columns]
 copies = "how many rows have the key"
 first_row = "the first of them"

@@ -1,6 +1,7 @@
 /*
 meaning = "one row per (episode, agent)"
 reads = { state_constant = "state_hash" }
+keys = ["episode_id", "agent_id"]
 [columns]
 rows = "stored rows"
 steps = "distinct timesteps among them"

@@ -1,5 +1,6 @@
 /*
 meaning = "one row per (episode, timestep)"
+keys = ["episode_id", "timestep"]
 [columns]
 rows = "rows of the step"
 agents = "different agents among them"
@@ -14,5 +15,5 @@ WITH grouped AS (
 copied AS (
     SELECT episode_id, timestep, sum(copies - 1) AS copies FROM duplicates GROUP BY ALL
 )
-SELECT episode_id, timestep, rows, rows - coalesce(copies, 0) AS agents, first_row
+SELECT episode_id, timestep, rows, (rows - coalesce(copies, 0))::BIGINT AS agents, first_row
 FROM grouped LEFT JOIN copied USING (episode_id, timestep)
