@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bufcheck import spawn
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Read = Callable[[str, Sequence[str]], "Iterator[pa.RecordBatch]"]
+FOLDER = "bufcheck-box-"
 GRACE = 60.0
 """Seconds a box has to start, on the slowest of machines."""
 
@@ -40,7 +42,8 @@ class Box:
 
     def __init__(self, read: Read, memory: int, threads: int) -> None:
         self._read, self.memory, self._threads = read, memory, threads
-        self._folder = tempfile.mkdtemp(prefix="bufcheck-box-")
+        _sweep()
+        self._folder = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-")
         self._timed_out, self._allowed = False, 0.0
         self.landlocked = False
         self._parent: Connection | None = None
@@ -80,7 +83,7 @@ class Box:
         time.monotonic, after `allowed` seconds."""
         import pyarrow as pa
 
-        self._allowed = allowed
+        self._allowed, self._failure = allowed, None
         watchdog = threading.Timer(max(0.0, until - time.monotonic()), self._give_up)
         watchdog.daemon = True
         watchdog.start()
@@ -191,3 +194,21 @@ class Box:
 def _environment() -> dict[str, str]:
     # Every arena of the allocator takes address space, whether it is used or not.
     return spawn.environment() | {"MALLOC_ARENA_MAX": "2"}
+
+
+def _sweep() -> None:
+    """Removes what boxes of processes that were killed have left behind."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        owner = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if owner.isdigit() and os.name != "nt" and not _is_running(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -27,17 +27,23 @@ import pyarrow.compute
 import pyarrow.dataset  # here, because nothing can be imported later
 
 from bufcheck import landlock, lazy
+from bufcheck.statement import PIECE
 
 BATCH_ROWS = 1 << 14
 SHARE = 0.6
 """Of the memory allowed, what DuckDB may use before it spills."""
 FORBIDDEN = re.compile(
-    r"COPY|INSERT|UPDATE|DELETE|MERGE|CREATE|DROP|ALTER|ATTACH|DETACH|EXPORT|LOAD|VACUUM|TRANSACTION|PRAGMA",
+    r"COPY|INSERT|UPDATE|DELETE|MERGE|CREATE|DROP|ALTER|ATTACH|DETACH|EXPORT|LOAD|VACUUM|TRANSACTION"
 )
 """Steps of a plan that change something: COPY may stand in a WITH and pass for a SELECT."""
-READS_FILES = re.compile(r"^(READ_|GLOB|SNIFF_|PARQUET_|WHICH_SECRET)")
-
-
+FUNCTIONS = re.compile(
+    r"(PYTHON_)?ARROW_SCAN|RANGE|GENERATE_SERIES|UNNEST|REPEAT(_ROW)?|JSON_(EACH|TREE)|SUMMARY"
+    r"|PRAGMA_(SHOW|TABLE_INFO|VERSION)|DUCKDB_(COLUMNS|TABLES|VIEWS|FUNCTIONS|TYPES|KEYWORDS|SETTINGS)"
+)
+"""What may stand in a FROM besides the views; others read files, or change something."""
+HIDING = re.compile(r'"?\b(query|query_table|json_execute_serialized_sql)"?\s*\(', re.IGNORECASE)
+"""Functions that run SQL made of texts: what was looked at need not be what runs."""
+READS = "a query reads, and changes nothing"
 EXPLAIN = "EXPLAIN (FORMAT json)"
 
 
@@ -165,12 +171,27 @@ def _only_a_question(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.
     if kind == "MULTI":
         raise RefusedError("PIVOT must name its values here: PIVOT … ON column IN (value, …)")
     if kind not in ("SELECT", "EXPLAIN"):
-        raise RefusedError(
-            f"{kind} is refused: a query reads, and changes nothing; begin with SELECT, WITH or FROM"
-        )
-    if kind == "EXPLAIN" and re.search(r"\bANALYZE\b", sql, re.I):
-        raise RefusedError("EXPLAIN ANALYZE is refused; EXPLAIN shows the plan")
+        raise RefusedError(f"{kind} is refused: {READS}; begin with SELECT, WITH or FROM")
+    if found := HIDING.search(_uncommented(sql)):
+        raise RefusedError(f"{found[1]} is refused: write the SQL itself")
+    if kind == "EXPLAIN":
+        _only_a_question_explained(connection, sql)
     return statements[0]
+
+
+def _only_a_question_explained(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """EXPLAIN (ANALYZE) runs what it explains, whatever that is."""
+    explained = re.match(r"\s*EXPLAIN\s+(?!\(|ANALY[SZ]E\b)(.*)", _uncommented(sql), re.I | re.S)
+    if explained is None:
+        raise RefusedError("EXPLAIN with options is refused; EXPLAIN SELECT … shows the plan")
+    inner = connection.extract_statements(explained[1])
+    if len(inner) != 1 or inner[0].type.name != "SELECT":
+        raise RefusedError(f"EXPLAIN explains a SELECT here: {READS}")
+    _refuse_what_changes(connection, inner[0], dict.fromkeys(inner[0].named_parameters))
+
+
+def _uncommented(sql: str) -> str:
+    return PIECE.sub(lambda piece: " " if piece.lastgroup == "comment" else piece[0], sql)
 
 
 def _refuse_what_changes(
@@ -179,15 +200,16 @@ def _refuse_what_changes(
     """By its plan: DuckDB itself would let the folder it spills to be written and read."""
     if statement.type.name != "SELECT":
         return
-    text = _planned(connection, statement.query, given)
-    for step in _steps(json.loads(text)):
+    for step in _steps(json.loads(_planned(connection, statement.query, given))):
         name = step["name"].strip().upper().replace(" ", "_")
-        function = str(step.get("extra_info", {}).get("Function", "")).upper()
-        if FORBIDDEN.search(name):
-            raise RefusedError(f"{name} is refused: a query reads, and changes nothing")
-        for called in (name, function):
-            if READS_FILES.search(called):
-                raise RefusedError(f"{called.lower()} is refused: a query sees the dump and no file")
+        function = str(step.get("extra_info", {}).get("Function", "")).strip().upper()
+        if function:
+            if not FUNCTIONS.fullmatch(function):
+                raise RefusedError(
+                    f"{function.lower()}() is refused: a query sees the dump, and no file"
+                )
+        elif FORBIDDEN.search(name):
+            raise RefusedError(f"{name} is refused: {READS}")
 
 
 def _planned(connection: duckdb.DuckDBPyConnection, sql: str, given: dict[str, Any]) -> str:

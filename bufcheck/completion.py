@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from bufcheck.statement import PIECE, statements
+from bufcheck.statement import PIECE, bare, statements
 
 COMMANDS = {
     ".tables": "the views and how many columns each has",
@@ -48,7 +48,7 @@ def candidates(before: str, after: str, tables: Mapping[str, list[str]]) -> tupl
     if pieces and pieces[-1].lastgroup in ("comment", "quoted"):
         return "", []
     begun = statements(before)[1]
-    statement = _bare(begun + after.partition(";")[0])
+    statement = bare(begun + after.partition(";")[0])
     typed = re.search(r"(?:(\w+)\.)?(\w*)$", begun)
     assert typed, "an empty word is always there"
     owner, word = typed[1], typed[2]
@@ -57,7 +57,7 @@ def candidates(before: str, after: str, tables: Mapping[str, list[str]]) -> tupl
     if owner:
         view = named.get(owner.lower()) or views.get(owner.lower())
         return word, _matching(word, tables[view] if view else [])
-    if _AFTER_FROM.search(_bare(begun)):
+    if _AFTER_FROM.search(bare(begun)):
         return word, _matching(word, tables)
     return word, _anywhere(word, tables, set(named.values()))
 
@@ -98,8 +98,3 @@ def _matching(word: str, names: Iterable[str]) -> list[str]:
 
 def _is_plain(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z_]\w*", name) is not None and name.upper() not in KEYWORDS
-
-
-def _bare(sql: str) -> str:
-    """SQL without comments and texts, which may hold words that look like views."""
-    return PIECE.sub(lambda p: " " if p.lastgroup in ("comment", "quoted") else p[0], sql)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MEMORY = 2 << 30
 TIMEOUT = 300.0
 LEAST_MEMORY = 256 << 20
+BROKEN = ("InternalException", "FatalException")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -80,8 +81,10 @@ class Session:
 
     def _explained(self, failed: FailedError, sql: str) -> QueryError:
         """DuckDB's words in one line: where in the SQL, and what may have been meant."""
+        if failed.kind in BROKEN or "TransactionContext" in failed.text:
+            self.stop()  # what it says next would be about this
         text, _, place = failed.text.partition("\n\nLINE ")
-        said = " ".join(text.split())
+        said = " ".join(text.partition("Stack Trace")[0].split())
         if failed.kind == "OutOfMemoryException" or "bad_alloc" in said or failed.kind == "MemoryError":
             more = f"--memory {_written(2 * self.memory)}"
             return QueryError(

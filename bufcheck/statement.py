@@ -40,3 +40,19 @@ def statements(text: str) -> tuple[list[str], str]:
         elif kind in ("quoted", "word"):
             begun = True
     return found, text[start:].lstrip() if begun or start == 0 else ""
+
+
+def bare(sql: str) -> str:
+    """SQL without comments and texts, which may hold words that look like names."""
+    return PIECE.sub(lambda p: " " if p.lastgroup in ("comment", "quoted") else p[0], sql)
+
+
+def words(sql: str) -> set[str]:
+    """The words of SQL that may be names, quoted or not; also in small letters, as SQL reads them."""
+    found = set()
+    for piece in PIECE.finditer(sql):
+        if piece.lastgroup == "word":
+            found.add(piece[0])
+        elif piece[0].startswith('"'):
+            found.add(piece[0].strip('"').replace('""', '"'))
+    return found | {word.lower() for word in found}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bufcheck import description, digest, findings, pipeline, settings, sql
+from bufcheck import description, digest, findings, pipeline, schema, settings, sql, statement
 from bufcheck import rule as rules
 from bufcheck.database import Database
 from bufcheck.replayer import SCORED
@@ -53,8 +54,11 @@ class Views:
     def __init__(self, job: pipeline.Job) -> None:
         self.job = job
         self._database: Database | None = None
+        self._outdated: list[Database] = []
         self._words: set[str] = set()
         self._level = DIGESTED
+        self._schemas: dict[str, pa.Schema] = {}
+        self._lock = threading.Lock()
 
     @property
     def meanings(self) -> dict[str, str]:
@@ -68,6 +72,8 @@ class Views:
         """What to do about a view that is not there."""
         if name in set(REPLAYED) and self.job.replay is None:
             return f"{name} needs {self.job.lacking}"
+        if name in self.meanings:
+            return f"name {name} in the SQL itself"
         near = difflib.get_close_matches(name, self.meanings, n=3, cutoff=0.6)
         return (
             f"did you mean {' or '.join(near)}?"
@@ -77,18 +83,35 @@ class Views:
 
     def prepare(self, query: str) -> dict[str, pa.Schema]:
         """Makes what this SQL names; returns the views it can use."""
-        words = sql.words_of(_NO_COLUMN.sub(" ", _unwrapped(query)))
-        words |= {word.lower() for word in words}
+        import pyarrow as pa
+
+        self._forget_outdated()
+        words = statement.words(_NO_COLUMN.sub(" ", query))
         named = (words & set(self.meanings)) - {"samples"}
         if self.job.replay is None:
             named -= set(REPLAYED)
         if named:
-            if _EVERY.search(query):
-                words |= set(digest.view_columns(set(), frozenset(), ()))
-                words.update(*(sql.table_header(n).get("reads", ()) for n in sql.table_names()))
+            if _EVERY.search(statement.bare(query)):
+                words |= self._matters - self._own
             self._make(named, words)
-        made = {name: self._schema(name) for name in sorted(named)}
-        return made | {"samples": self._samples_schema()}
+        self._schemas = {name: self._schema(name) for name in sorted(named)}
+        if "digest" in named:  # columns of the user's own are there where they are named
+            hidden = self._own - words
+            shown = [field for field in self._schemas["digest"] if field.name not in hidden]
+            self._schemas["digest"] = pa.schema(shown)
+        self._schemas["samples"] = self._samples_schema()
+        return self._schemas
+
+    @property
+    def _matters(self) -> set[str]:
+        """The words that say what must be read; others are aliases and SQL's own."""
+        reads = (sql.table_header(name).get("reads", {}) for name in sql.table_names())
+        known = set(digest.view_columns(set(), frozenset(), ())) - {ROW_ID, *pipeline.KEYS}
+        return known | self._own | {column for each in reads for column in each}
+
+    @property
+    def _own(self) -> set[str]:
+        return set(self.job.dump.columns) - set(schema.load().columns)
 
     def columns(self) -> dict[str, list[str]]:
         """The columns of every view, without making any: what can be completed."""
@@ -112,20 +135,39 @@ class Views:
         return {name: told[name] for name in self.meanings}
 
     def read(self, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of a view that `prepare` has made, of these columns only."""
+        """The rows of a view that `prepare` has made, of these columns only.
+
+        What no word of the SQL told of, as in NATURAL JOIN, is made now.
+        """
+        import pyarrow as pa
+
         if name == "samples":
             yield from self._samples(columns)
             return
-        assert self._database is not None
+        with self._lock:
+            self._make(
+                {name}, set(columns) if name in DESCRIBED or name in sql.table_names() else set()
+            )
+            assert self._database is not None
+            database = self._database
+        made_as = self._schemas[name]
+        wanted = pa.schema([made_as.field(column) for column in columns])
         listed = ", ".join(f'"{column}"' for column in columns)
-        with self._database.connection.cursor() as cursor:
+        with database.connection.cursor() as cursor:
             made = cursor.sql(f"SELECT {listed} FROM ({self._select(name)})")
-            yield from made.to_arrow_reader(BATCH_ROWS)
+            for batch in made.to_arrow_reader(BATCH_ROWS):
+                yield batch if batch.schema == wanted else batch.cast(wanted)
 
     def close(self) -> None:
         if self._database is not None:
-            self._database.__exit__()
+            self._outdated.append(self._database)
             self._database = None
+        self._forget_outdated()
+
+    def _forget_outdated(self) -> None:
+        """A database that was replaced may have been in use until the question was answered."""
+        while self._outdated:
+            self._outdated.pop().__exit__()
 
     # The dump's own rows
 
@@ -133,20 +175,19 @@ class Views:
         import pyarrow as pa
 
         dump = self.job.dump
-        own = [(name, _known_to_duckdb(dump.type_of(name))) for name in dump.columns if dump.has(name)]
-        return pa.schema([(ROW_ID, pa.int64()), *own])
+        own = [name for name in dump.columns if dump.has(name) and name.lower() != ROW_ID]
+        types = [(name, _known_to_duckdb(dump.type_of(name))) for name in own]
+        return pa.schema([(ROW_ID, pa.int64()), *types])
 
     def _samples(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         import numpy as np
         import pyarrow as pa
 
-        schema = self._samples_schema()
-        wanted = pa.schema([schema.field(name) for name in columns])
+        every = self._samples_schema()
+        wanted = pa.schema([every.field(name) for name in columns])
         read = [name for name in columns if name != ROW_ID]
         # To count rows takes a column, and a scalar is the cheapest.
-        counted = read or [
-            min(schema.names[1:], key=lambda n: pa.types.is_nested(schema.field(n).type))
-        ]
+        counted = read or [min(every.names[1:], key=lambda n: pa.types.is_nested(every.field(n).type))]
         for batch in self.job.dump.batches(counted):
             count = batch.rows.num_rows
             ids = pa.array(np.arange(batch.first_row, batch.first_row + count))
@@ -157,15 +198,19 @@ class Views:
 
     def _make(self, named: set[str], words: set[str]) -> None:
         level = CHECK if named & set(CHECKED) else REPLAY if named & set(REPLAYED) else DIGESTED
+        if self.job.replay is not None and "confirmed" in words:
+            level = max(level, REPLAY)
         for name in named & set(sql.table_names()):
             words = words | (rules.words_with_tables(sql.table_sql(name)) - _unread(name, words))
+        words = words & self._matters
         if self._database is None or not words <= self._words or level > self._level:
-            self.close()
+            if self._database is not None:
+                self._outdated.append(self._database)
             self._words, self._level = self._words | words, max(level, self._level)
             self._database = self._filled()
         for name in named & set(sql.table_names()):
             self._database.prepare_for(f"SELECT * FROM {name}")
-        self._database.show_digest(self._words | set(pipeline.KEYS))
+        self._database.show_digest()
 
     def _filled(self) -> Database:
         database = Database()
@@ -179,14 +224,10 @@ class Views:
         return database
 
     def _schema(self, name: str) -> pa.Schema:
-        import pyarrow as pa
-
         assert self._database is not None
         with self._database.connection.cursor() as cursor:
-            made = cursor.sql(f"SELECT * FROM ({self._select(name)}) LIMIT 0").to_arrow_reader(1)
-        reads = sql.table_header(name).get("reads", {}) if name in sql.table_names() else {}
-        unread = {column for column, word in reads.items() if word not in self._words}
-        return pa.schema([field for field in made.schema if field.name not in unread])
+            made = cursor.sql(f"SELECT * FROM ({self._select(name)}) LIMIT 0")
+            return made.to_arrow_reader(1).schema
 
     def _select(self, name: str) -> str:
         if name == "causes":
@@ -200,19 +241,18 @@ def _unread(table: str, words: set[str]) -> set[str]:
     return {word for column, word in reads.items() if column not in words}
 
 
-def _unwrapped(query: str) -> str:
-    """SQL within a text is SQL where query('…') or query_table('…') runs it."""
-    return query.replace("'", " ") if re.search(r"\bquery(_table)?\s*\(", query, re.I) else query
-
-
 def _known_to_duckdb(kind: pa.DataType) -> pa.DataType:
-    """float16 is not known to it."""
+    """The type itself, or one that holds the same and that DuckDB reads."""
     import pyarrow as pa
 
     if pa.types.is_float16(kind):
         return pa.float32()
+    if pa.types.is_decimal256(kind):
+        return pa.string()
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(_known_to_duckdb(kind.value_type), kind.list_size)
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_known_to_duckdb(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(f.name, _known_to_duckdb(f.type)) for f in kind])
     return kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,9 @@ def test_there_are_thirty() -> None:
 
 def test_the_columns_told_are_those_there_are(session: query.Session) -> None:
     for name, columns in session.views.columns().items():
-        assert sorted(session.ask(f"SELECT * FROM {name} LIMIT 0").schema.names) == sorted(columns), name
+        assert sorted(session.ask(f"SELECT * FROM {name} LIMIT 0").schema.names) == sorted(columns), (
+            name
+        )
 
 
 # What is read
@@ -226,6 +229,86 @@ def test_a_limit_ends_the_reading_early(tmp_path: Path, monkeypatch: pytest.Monk
     with query.Session(job) as session:
         assert session.ask("SELECT * FROM samples LIMIT 3").read_all().num_rows == 3
     assert 0 < read < 354 * 300
+
+
+# What no word of the SQL tells
+
+WHOLE = [
+    "SELECT count(*) FROM digest a NATURAL JOIN digest b",
+    "SELECT count(*) FROM samples NATURAL JOIN digest",
+    "SELECT DISTINCT ON (agent_id) * FROM digest ORDER BY agent_id, row_id",
+    "SELECT 1 AS x, /* all */ * FROM digest",
+    "SELECT d FROM digest d WHERE row_id = 3",
+    "SELECT to_json(e) FROM episodes e",
+    "SELECT count(DISTINCT digest) FROM digest",
+    "SELECT count(confirmed) FROM digest",
+    "SELECT \"it's\".state_hash, 'x' FROM digest AS \"it's\"",
+    "SELECT $$it's$$ AS a, state_hash, 'b' FROM digest",
+    'SELECT STATE_HASH, "Subset_Len" FROM DIGEST',
+]
+
+
+@pytest.mark.parametrize("asked", WHOLE)
+def test_an_answer_does_not_depend_on_what_was_asked_before(asked: str) -> None:
+    def fresh() -> query.Session:
+        return query.Session(pipeline.opened([str(HEALTHY)], pipeline.Options(actor=(ACTOR,))))
+
+    with fresh() as session:
+        first = session.ask(asked).read_all()
+    with fresh() as session:
+        for other in ("SELECT row_id, residual FROM replay", "SELECT * FROM digest, episodes LIMIT 1"):
+            session.ask(other).read_all()
+        assert rows_of(session.ask(asked).read_all()) == rows_of(first)
+    assert first.num_rows
+
+
+def test_a_new_alias_is_no_reason_to_check_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = 0
+    run_rules = pipeline.run_rules
+
+    def counted(*given: Any) -> Any:
+        nonlocal checks
+        checks += 1
+        return run_rules(*given)
+
+    monkeypatch.setattr(pipeline, "run_rules", counted)
+    with query.Session(pipeline.opened([str(HEALTHY)], pipeline.Options())) as session:
+        for asked in ("count(*) AS n1", "count(*) AS n2", "max(row_id) AS f"):
+            session.ask(f"SELECT {asked} FROM findings").read_all()
+    assert checks == 1
+
+
+def test_odd_columns_of_ones_own(tmp_path: Path) -> None:
+    table = pq.read_table(HEALTHY)
+    count = len(table)
+    halves = pa.array([[0.5, None]] * count, pa.large_list(pa.float16()))
+    own = {
+        "x_halves": halves,
+        "x_struct": pa.array([{"h": 0.5}] * count, pa.struct([("h", pa.float16())])),
+        "x_wide": pa.array([Decimal("1.25")] * count, pa.decimal256(50, 2)),
+        "x_kind": pa.array(["a", None] * (count // 2)).dictionary_encode(),
+        "row_id": pa.array([7] * count),
+    }
+    for name, column in own.items():
+        table = table.append_column(name, column)
+    pq.write_table(table, tmp_path / "own.parquet")
+    with query.Session(pipeline.opened([str(tmp_path / "own.parquet")], pipeline.Options())) as session:
+        [row] = session.ask(f"SELECT {', '.join(own)} FROM samples LIMIT 1").read_all().to_pylist()
+    assert list(row.values()) == [[0.5, None], {"h": 0.5}, "1.25", "a", 0]
+
+
+def test_a_failure_is_told_once(healthy: Path) -> None:
+    job = pipeline.opened([str(healthy)], pipeline.Options())
+    job.agents.result()
+    data = healthy.read_bytes()
+    with query.Session(job) as session:
+        healthy.unlink()
+        with pytest.raises(package.BufcheckError, match=healthy.name):
+            session.ask("SELECT sum(reward) FROM samples").read_all()
+        healthy.write_bytes(data)
+        session.ask("SELECT sum(reward) FROM samples").read_all()
+        with pytest.raises(package.QueryError, match="nosuch"):
+            session.ask("SELECT nosuch FROM samples").read_all()
 
 
 # Rules
@@ -318,6 +401,16 @@ def test_sql_from_a_file_and_parameters(tmp_path: Path) -> None:
     )
     out = asked(HEALTHY, "-f", file, "-p", "who=EDU", "-p", "k=2", "--format", "json").out
     assert json.loads(out) == [{"who": "EDU", "n": 118, "k": 3}]
+
+
+def test_long_sql_as_an_argument() -> None:
+    sql = "SELECT " + " + ".join(["1"] * 300) + " AS a"
+    assert json.loads(asked(HEALTHY, sql, "--format", "json").out) == [{"a": 300}]
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "q.sql").write_bytes(b"SELECT '\xff'")
+    assert "UTF-8" in refused(bufcheck("query", HEALTHY, "-f", tmp_path / "q.sql"))
 
 
 def test_named_questions() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -79,7 +81,7 @@ def command(
     if named is not None:
         sql, values = _named(named, values)
     elif file is not None:
-        sql = file.read()
+        sql = _text_of(file)
     elif sql is None and not sys.stdin.isatty():
         sql = sys.stdin.read()
         if not sql.strip():
@@ -94,6 +96,7 @@ def command(
     progress = ProgressBar("replaying" if given["actor"] else "reading")
     settings = pipeline.Options(config=configuration.find(config), **given)
     job = pipeline.opened(paths, settings, progress)
+    _end_tidily()
     with query.Session(job, size, timeout, begun=STARTED) as session:
         if sql is None:
             _converse(session, most, ", ".join(paths))
@@ -108,9 +111,24 @@ def _split(given: tuple[str, ...], *, alone: bool) -> tuple[list[str], str | Non
         raise click.UsageError("Missing argument 'DUMP...'.")
     last = given[-1]
     is_sql = not alone and len(given) > 1 and bool(re.search(r"\s|;|\(", last.strip()))
-    if is_sql and not Path(last).exists():
+    if is_sql and not os.path.exists(last):
         return list(given[:-1]), last
     return list(given), None
+
+
+def _text_of(file: IO[str]) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError:
+        raise UsageError(f"{file.name}: not a text in UTF-8", "save it as UTF-8") from None
+
+
+def _end_tidily() -> None:
+    """When told to end, ends what was started, too."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            number = getattr(signal, name)
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def _statements(sql: str, form: str, target: Path | None) -> list[str]:
