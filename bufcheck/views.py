@@ -94,13 +94,14 @@ class Views:
             if _EVERY.search(statement.bare(query)):
                 words |= self._matters - self._own
             self._make(named, words)
-        self._schemas = {name: self._schema(name) for name in sorted(named)}
+        made = {name: self._schema(name) for name in sorted(named)} | {
+            "samples": self._samples_schema()
+        }
         if "digest" in named:  # columns of the user's own are there where they are named
             hidden = self._own - words
-            shown = [field for field in self._schemas["digest"] if field.name not in hidden]
-            self._schemas["digest"] = pa.schema(shown)
-        self._schemas["samples"] = self._samples_schema()
-        return self._schemas
+            made["digest"] = pa.schema([field for field in made["digest"] if field.name not in hidden])
+        self._schemas |= made
+        return made
 
     @property
     def _matters(self) -> set[str]:

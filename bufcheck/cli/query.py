@@ -86,6 +86,8 @@ def command(
         sql = sys.stdin.read()
         if not sql.strip():
             raise UsageError("no SQL was given", 'say bufcheck query DUMP "SELECT …"')
+    elif sql is None and not sys.stdout.isatty():
+        raise UsageError("a prompt needs a terminal", 'say bufcheck query DUMP "SELECT …"')
     form = form or (result.of_suffix(target) if target else None)
     if target and not form:
         raise UsageError(f"{target}: the suffix says no format", "say --format csv, json, jsonl, parquet or arrow")  # fmt: skip
@@ -97,7 +99,8 @@ def command(
     settings = pipeline.Options(config=configuration.find(config), **given)
     job = pipeline.opened(paths, settings, progress)
     _end_tidily()
-    with query.Session(job, size, timeout, begun=STARTED) as session:
+    begun = None if sql is None else STARTED
+    with query.Session(job, size, timeout, begun=begun) as session:
         if sql is None:
             _converse(session, most, ", ".join(paths))
             return
