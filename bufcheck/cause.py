@@ -232,7 +232,7 @@ def choose(case: Case, without: frozenset[str]) -> list[Suspect]:
     unexplained = np.ones(len(case), bool)
     edges = np.zeros(len(case), bool)
     chosen: list[tuple[Suspect, Array]] = []
-    while unexplained.sum() >= LEAST:
+    while (unexplained & ~edges).sum() >= LEAST:
         for last_resort in (False, True):
             suspects = list(_suspects(case, unexplained, without, last_resort=last_resort))
             best = _best(case, suspects, unexplained)
