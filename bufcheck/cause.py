@@ -300,7 +300,7 @@ def _owner(case: Case, suspects: list[Suspect], best: Suspect, unexplained: Arra
     """A shuffle explains whatever moved. What has whole streams to itself is a bug of its own."""
     if best.rank < SHUFFLE:
         return None
-    stream = _streams(case)
+    stream = streams(case)
     size = int(stream.max()) + 1
     rated = []
     for suspect in suspects:
@@ -329,23 +329,22 @@ def claims(
     unexplained: Array,
     already: Array | None = None,
     *,
-    alone: bool = True,
+    alone: Array | bool = True,
 ) -> Array:
     """The rows a cause takes: what it explains, and what it lost in the streams that are its own.
 
-    `already`: rows that were given to it before. `alone`: there is no other cause about
+    `already`: rows that were given to it before. `alone`: where no other cause is about
     neighbours, so that rows about which nothing can be said are its own.
     """
     mine = verdict.explained & unexplained
     if already is not None:
         mine = mine | already
-    for more in (verdict.copies, verdict.chained if alone else None):
-        if more is not None:
-            mine = mine | more & unexplained
+    if verdict.copies is not None and verdict.chained is not None:
+        mine = mine | (verdict.copies | verdict.chained & alone) & unexplained
     lost = verdict.lost & unexplained & ~mine
     if not lost.any():
         return mine
-    stream = _streams(case)
+    stream = streams(case)
     size = int(stream.max()) + 1
     explained = np.bincount(stream, mine, size)
     others = np.bincount(stream, unexplained & ~mine & ~lost, size)
@@ -355,7 +354,7 @@ def claims(
     return found
 
 
-def _streams(case: Case) -> Array:
+def streams(case: Case) -> Array:
     """Which episode and agent a failing row is of, as a number."""
     both = np.stack([case.of("episode"), case.of("agent")])
     return np.unique(both, axis=1, return_inverse=True)[1].reshape(-1)

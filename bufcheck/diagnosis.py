@@ -266,9 +266,11 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
             source[mine] = verdict.sources[mine]
         case.unexplained = case.unexplained & ~mine
     # What one lost at an edge, another may have explained: only then it is the first one's.
+    stream = engine.streams(case)
     for number, verdict in enumerate(verdicts):
         already = owner == first + number
-        alone = not any(v.lost.any() for v in verdicts if v is not verdict)
+        others = [first + n for n, v in enumerate(verdicts) if n != number and v.lost.any()]
+        alone = ~np.isin(stream, stream[np.isin(owner, others)])
         lost = engine.claims(case, verdict, case.unexplained, already, alone=alone)
         owner[lost] = first + number
         case.unexplained = case.unexplained & ~lost
