@@ -171,10 +171,6 @@ SHORTFALLS: dict[tuple[str, str], str] = {
     ("state-aliased-next", "rows"): LOST.format("state"),
     ("action-shifted", "rows"): LOST.format("action"),
     ("subset-shifted", "rows"): LOST.format("subset"),
-    (
-        "sampled-twice",
-        "rows",
-    ): "single rows of a nearly uniform policy: too few to tell how they were drawn",
     ("subset-broadcast", ""): "the other agents' subsets are stored nowhere else",
 }
 """Why a fault may miss the limits, by name and unit; "" for every unit."""
