@@ -41,6 +41,7 @@ __all__ = [
     "SchemaError",
     "UsageError",
     "WriteError",
+    "clean",
     "connect",
     "open_dump",
     "replay",
@@ -59,6 +60,30 @@ def validate(*paths: str, **options: Any) -> dict[str, Any]:
     from bufcheck import pipeline
 
     return pipeline.validate([str(path) for path in paths], _options(options))
+
+
+def clean(
+    *paths: str,
+    output: str | PathLike[str],
+    unit: str | None = None,
+    repair: str | Sequence[str] = (),
+    min_valid: float = 0.9,
+    dry_run: bool = False,
+    force: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Write a cleaned dump, its quarantine and its manifest; returns the manifest as a dict.
+
+    `unit` is row, tail, joint or episode; `repair` names what may be mended. Other options are those of
+    `validate`. Refuses, as UsageError, what `bufcheck clean` refuses.
+    """
+    from pathlib import Path
+
+    from bufcheck import cleaning
+
+    repairs = [repair] if isinstance(repair, str) else list(repair)
+    told = cleaning.Cleaning(unit, repairs, min_valid, dry_run, force)
+    return cleaning.clean([str(p) for p in paths], Path(output), told, _options(options))
 
 
 def connect(*paths: str, **options: Any) -> Connection:

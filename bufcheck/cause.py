@@ -12,6 +12,9 @@ A Python module, a counterfactual: "had the trainer done X, this would be stored
     RANK                         specific names before generic ones: of two that explain the same rows,
                                  the lower rank is told
     APPLIES                      "categorical", or None for every distribution
+    WRONG                        what of a row it made wrong: log_prob, action, state, offer, agent,
+                                 version, actor, or either (the log-prob, or what the action was
+                                 sampled from); by the value of a parameter where that tells
     suppose(case, unexplained)   -> Hypotheses, with whatever had to be fitted
     LAST_RESORT                  True for what is asked only where nothing else explains more
 
@@ -25,7 +28,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -175,6 +178,16 @@ def fix_of(name: str) -> str:
         split_header(files[name].read_text("utf-8"))[0]["fix"] if name in files else _module(name).FIX
     )
     return text
+
+
+def wrong_of(name: str, parameters: Mapping[str, Any]) -> str:
+    """What of a row this cause made wrong; `row` where a pattern in the tables is all there is."""
+    if name in _files():
+        return "row"
+    wrong: str | dict[str, str] = _module(name).WRONG
+    if isinstance(wrong, str):
+        return wrong
+    return next(wrong[value] for value in parameters.values() if value in wrong)
 
 
 def described(name: str) -> str:

@@ -64,7 +64,10 @@ def told(database: Database, found: list[Found], versions: list[int]) -> Diagnos
             database.execute(f"DELETE FROM causes WHERE number = {number}")
             whole["left_over"] += row["rows"]
             continue
-        database.execute(f"UPDATE causes SET confidence = '{level}' WHERE number = {number}")
+        wrong = engine.wrong_of(one.name, one.parameters)
+        database.execute(
+            f"UPDATE causes SET confidence = '{level}', wrong = '{wrong}' WHERE number = {number}"
+        )
         fitted = {k: v for k, v in one.parameters.items() if k not in ("unique", "ambiguous")}
         if (key := (one.name, repr(fitted))) in entries:
             entries[key]["rows"] += row["rows"]

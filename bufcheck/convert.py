@@ -29,18 +29,17 @@ def convert(
     """Writes the dump to `target`, in the format its suffix names; returns the rows written."""
     form = formats.of_suffix(target)
     dump = open_dump(paths, config)
-    stored = _common_columns(dump)
-    arrow = _arrow_schema(dump, stored)
+    arrow = arrow_schema(dump)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for batch in _batches(dump, arrow):
+        for batch in stored_batches(dump, arrow):
             yield batch
             if progress:
                 progress(batch.num_rows, dump.rows)
 
     sources = [source.path for source in dump.sources]
     with whole_file(target, sources=sources, replace=force) as temporary:
-        rows: int = formats.member(form).write(temporary, arrow, batches(), _metadata(dump))
+        rows: int = formats.member(form).write(temporary, arrow, batches(), metadata(dump))
         _verify(temporary, rows, dump.rows)
     return rows
 
@@ -55,12 +54,12 @@ def _common_columns(dump: Dump) -> list[Stored]:
     return [stored[0] for stored in dump.columns.values()]
 
 
-def _arrow_schema(dump: Dump, stored: list[Stored]) -> pa.Schema:
+def arrow_schema(dump: Dump) -> pa.Schema:
     """A dump that declares itself keeps its types, right or wrong; a foreign one gets the schema's."""
     import pyarrow as pa
 
     fields = []
-    for column in stored:
+    for column in _common_columns(dump):
         kept = column.type
         known = schema.load().columns.get(column.name)
         if not dump.declared and known and not schema.fits(known, kept):
@@ -86,7 +85,8 @@ def _target(known: schema.Column, stored: Stored) -> pa.DataType:
     return pa.list_(item)
 
 
-def _batches(dump: Dump, arrow: pa.Schema) -> Iterator[pa.RecordBatch]:
+def stored_batches(dump: Dump, arrow: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Every row with every column, in row order, in the types that `arrow_schema` settled on."""
     import pyarrow as pa
 
     for index, source in enumerate(dump.sources):
@@ -116,7 +116,8 @@ def _cast(array: pa.Array, field: pa.Field, path: Path) -> pa.Array:
         raise UsageError(f"{path}: column {field.name} is not {field.type}: {detail}") from None
 
 
-def _metadata(dump: Dump) -> dict[str, Any]:
+def metadata(dump: Dump) -> dict[str, Any]:
+    """What a file says of itself that holds the rows of this dump."""
     raw = dump.sources[0].metadata
     if raw is not None:
         kept: dict[str, Any] = json.loads(raw)

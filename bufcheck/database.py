@@ -196,6 +196,9 @@ class Database:
         """The same as arrays, for what has no NULL in it."""
         return self._interruptible(lambda: dict(self.connection.execute(sql).fetchnumpy()))
 
+    def arrow(self, sql: str) -> pa.Table:
+        return self._interruptible(lambda: self.connection.sql(sql).to_arrow_table())
+
     def _interruptible(self, run: Callable[[], T]) -> T:
         """Runs DuckDB on another thread: it holds up Ctrl-C where it runs, so that is not here."""
         if threading.current_thread() is not threading.main_thread():

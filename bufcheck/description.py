@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bufcheck import schema
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from bufcheck.dump import Dump
+    from bufcheck.format import Source
 
 
 def files(dump: Dump) -> Iterator[dict[str, Any]]:
@@ -24,8 +26,18 @@ def files(dump: Dump) -> Iterator[dict[str, Any]]:
             "first_row": dump.starts[index],
             "declared_rows": declared_rows(source),
             "described": source.metadata is not None,
+            "lacks_manifest": lacks_manifest(source),
             "uneven": ", ".join(f"{n} has {c}" for n, c in source.uneven.items()) or None,
         }
+
+
+def lacks_manifest(source: Source) -> str | None:
+    """The name of the manifest that a cleaned file should have beside it, and has not."""
+    cleaned = schema.parse_metadata(source.metadata, str(source.path)).get("cleaned")
+    name = cleaned.get("manifest") if isinstance(cleaned, dict) else None
+    if not isinstance(name, str) or Path(name).name != name:
+        return None
+    return None if (source.path.parent / name).exists() else name
 
 
 def columns(dump: Dump) -> Iterator[dict[str, Any]]:
@@ -64,6 +76,7 @@ def files_schema() -> pa.Schema:
             ("first_row", pa.int64()),
             ("declared_rows", pa.int64()),
             ("described", pa.bool_()),
+            ("lacks_manifest", pa.string()),
             ("uneven", pa.string()),
         ]
     )

@@ -44,7 +44,8 @@ def diagnose(
     """Fills the table `causes`, a row for each row that a cause explains."""
     database.execute(
         "CREATE TABLE causes"
-        " (row_id BIGINT, number INTEGER, cause VARCHAR, source_row_id BIGINT, confidence VARCHAR)"
+        " (row_id BIGINT, number INTEGER, cause VARCHAR, source_row_id BIGINT, confidence VARCHAR,"
+        " wrong VARCHAR)"
     )
     [counted] = database.rows(
         "SELECT count(DISTINCT row_id) AS flagged,"
@@ -57,7 +58,7 @@ def diagnose(
     _patterns(database, "first", found, without)
     versions: list[int] = []
     if replay is not None and counted["wrong"]:
-        facts = _facts(dump, database, replay)
+        facts = facts_of(dump, database, replay)
         versions = facts.versions
         # Damaged numbers are what is looked for, not warnings on stderr.
         with forward.one_thread(), np.errstate(all="ignore"):
@@ -72,8 +73,8 @@ def _patterns(database: Database, when: str, found: list[Found], without: frozen
             continue
         database.prepare_for(pattern.sql)
         [made] = database.rows(
-            f"INSERT INTO causes SELECT DISTINCT row_id, {len(found)}, '{pattern.name}', NULL, NULL"
-            f" FROM ({pattern.sql}) WHERE row_id NOT IN (SELECT row_id FROM causes)"
+            f"INSERT INTO causes SELECT DISTINCT row_id, {len(found)}, '{pattern.name}',"
+            f" NULL, NULL, NULL FROM ({pattern.sql}) WHERE row_id NOT IN (SELECT row_id FROM causes)"
         )
         if made["Count"]:
             found.append(Found(pattern.name, {}, pattern.evidence, PROVEN, effect=pattern.effect))
@@ -131,7 +132,8 @@ def _counterfactuals(
             return
 
 
-def _facts(dump: Dump, database: Database, replay: Replayer) -> Facts:
+def facts_of(dump: Dump, database: Database, replay: Replayer) -> Facts:
+    """What a case needs to know of the whole dump."""
     settings = database.settings
     [healthy] = database.rows(
         "SELECT count(*) AS rows, quantile_cont(abs(residual), 0.999) AS noise FROM replay"
@@ -283,7 +285,7 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
         "source_row_id": pa.array(source[given], mask=source[given] < 0),
     }
     database.connection.register("claimed", pa.table(table))
-    database.execute("INSERT INTO causes SELECT *, NULL FROM claimed")
+    database.execute("INSERT INTO causes SELECT *, NULL, NULL FROM claimed")
     database.connection.unregister("claimed")
 
 

@@ -28,7 +28,7 @@ from bufcheck.config import Config
 from bufcheck.convert import convert
 from bufcheck.dump import open_dump
 from bufcheck.errors import ReadError, UsageError, WriteError
-from bufcheck.whole_file import whole_file
+from bufcheck.whole_file import whole_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -270,21 +270,11 @@ def _write(
     import pyarrow.parquet as pq
 
     truth = target.with_name(target.stem + TRUTH)
-    new = not truth.exists()
-    try:
-        with whole_file(target, sources=sources, replace=force) as dump:
-            batches = table.to_batches(1 << 14)
-            form = formats.member(formats.of_suffix(target))
-            written = form.write(dump, table.schema, batches, metadata)
-            found = sum(
-                batch.num_rows for batch in formats.open_source(dump).read(["episode_id"], None)
-            )
-            if not written == found == table.num_rows:
-                raise WriteError(f"wrote {written} rows, read back {found}, expected {table.num_rows}")
-            with whole_file(truth, sources=sources, replace=force) as list_of_rows:
-                which = {"row_id": pa.array(wrong, pa.int64()), "fault": pa.repeat(name, len(wrong))}
-                pq.write_table(pa.table(which), list_of_rows, write_page_checksum=True)
-    except BaseException:
-        if new and not target.exists():
-            truth.unlink(missing_ok=True)
-        raise
+    with whole_files([truth, target], sources=sources, replace=force) as [list_of_rows, dump]:
+        which = {"row_id": pa.array(wrong, pa.int64()), "fault": pa.repeat(name, len(wrong))}
+        pq.write_table(pa.table(which), list_of_rows, write_page_checksum=True)
+        form = formats.member(formats.of_suffix(target))
+        written = form.write(dump, table.schema, table.to_batches(1 << 14), metadata)
+        found = sum(batch.num_rows for batch in formats.open_source(dump).read(["episode_id"], None))
+        if not written == found == table.num_rows:
+            raise WriteError(f"wrote {written} rows, read back {found}, expected {table.num_rows}")

@@ -6,7 +6,8 @@ run:
 
     needs       table.column entries; without one of them the rule is not-checked. "a | b": either.
     wants       entries that widen the rule: without them it can fail, but not pass.
-    applies     the policy family it is about; legal_if: a setting that declares its pattern legal
+    spurious    the rows it finds never were steps of their episodes: without them, no hole is left
+    applies     the policy family it is about; legal_if: settings that declare its pattern legal
     unless      SQL that gives a reason, or NULL: why to have found nothing is not to have passed
     on_demand   a table; columns other than those in `needs` are read only if it has rows
     parameters  numbers the SQL names as $parameter; bufcheck.toml can change them. The entries of the
@@ -55,8 +56,9 @@ class Rule:
     needs: tuple[str, ...]
     wants: tuple[str, ...] = ()
     removes: bool = False
+    spurious: bool = False
     applies: str | None = None
-    legal_if: str | None = None
+    legal_if: tuple[str, ...] = ()
     unless: str | None = None
     on_demand: str | None = None
     parameters: dict[str, float | str] = field(default_factory=dict)
@@ -101,7 +103,7 @@ def load_file(file: Path) -> Rule:
         header, sql = split_header(file.read_text("utf-8"))
     except (ValueError, OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: {error}", "see CONTRIBUTING.md, 'Add a rule'") from None
-    lists: dict[str, Any] = {key: tuple(header.pop(key, ())) for key in ("needs", "wants")}
+    lists: dict[str, Any] = {key: tuple(header.pop(key, ())) for key in ("needs", "wants", "legal_if")}
     try:
         rule = Rule(sql=sql, family=file.parent.name, **lists, **header)
     except TypeError as error:
@@ -204,9 +206,12 @@ def why_not(rule: Rule, dump: Dump, values: Mapping[str, Any]) -> tuple[str, boo
     family = "categorical" if dump.policy["distribution"] == "categorical" else "gaussian"
     if rule.applies not in (None, family):
         return f"for {rule.applies} policies only", False
-    if rule.legal_if and values.get(rule.legal_if):
-        key = rule.legal_if.replace("_", ".", 1).replace("subset_all", "subset = all")
-        return f"{key} declares it legal", False
+    for setting in rule.legal_if:
+        if values.get(setting) and setting == "cleaned_by_row":
+            return "`clean --unit row` took rows out, and a hole beside one is no fault", False
+        if values.get(setting):
+            key = setting.replace("_", ".", 1).replace("subset_all", "subset = all")
+            return f"{key} declares it legal", False
     for need in rule.needs:
         if lacking := missing(need, dump, values):
             return f"needs {lacking[0]}", lacking[1]

@@ -31,6 +31,7 @@ DERIVED = {
     "new_tolerance": "the same where new_log_prob is one of the two",
     "new_relative_tolerance": "likewise",
     "entropy_tolerance": "how far a stored entropy may lie from the true one",
+    "cleaned_by_row": "true where `clean --unit row` took rows out, else null",
     "replay_lacks": "what replay would need; null where actors were replayed",
 }
 NAMES = {
@@ -65,8 +66,16 @@ def of_dump(
         "new_tolerance": again,
         "new_relative_tolerance": relative_again,
         "entropy_tolerance": 4e-3 if coarse_entropy else 1e-4,
+        "cleaned_by_row": _cleaned_by_row(dump) or None,
         "replay_lacks": replay_lacks,
     }
+
+
+def _cleaned_by_row(dump: Dump) -> bool:
+    told = (schema.parse_metadata(s.metadata, str(s.path)).get("cleaned") for s in dump.sources)
+    return any(
+        isinstance(t, dict) and t.get("unit") == "row" and t.get("rows_dropped") != 0 for t in told
+    )
 
 
 def replay_roundoff(dump: Dump) -> float:

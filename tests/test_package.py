@@ -37,8 +37,9 @@ ORDER = [
     ["findings", "metrics", "confidence"],
     ["diagnosis"],
     ["output", "report"],
-    ["pipeline", "convert"],
-    ["fault", "views", "boxed", "question", "prompt"],
+    ["pipeline", "convert", "removal", "repair", "manifest"],
+    ["rewriting"],
+    ["fault", "cleaning", "views", "boxed", "question", "prompt"],
     ["box", "connection"],
     ["query"],
     ["cli"],
@@ -53,6 +54,7 @@ COLLECTIONS = {
     "formats": "format",
     "outputs": "output",
     "questions": "question",
+    "repairs": "repair",
     "results": "result",
 }
 

@@ -15,6 +15,7 @@ from bufcheck.vectors import Array
 FIX = "Store the action with the observation it was sampled for: both before env.step, under one index."
 RANK = 1
 APPLIES = None
+WRONG = "action"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

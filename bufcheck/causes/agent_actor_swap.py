@@ -17,6 +17,7 @@ FIX = (
 )
 RANK = 1
 APPLIES = None
+WRONG = "agent"
 MOST_AGENTS = 32
 
 

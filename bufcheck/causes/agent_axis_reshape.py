@@ -17,6 +17,7 @@ FIX = (
 )
 RANK = 2
 APPLIES = None
+WRONG = "log_prob"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

@@ -18,6 +18,13 @@ FIX = (
 )
 RANK = 1
 APPLIES = None
+WRONG = {
+    "old_log_prob": "log_prob",
+    "state_embed": "state",
+    "subset_indices": "offer",
+    "action_index": "action",
+    "action": "action",
+}
 MOST_AGENTS = 8
 COLUMNS = {"state_embed": ("state_embed",), "action_index": ACTION, "subset_indices": CONTEXT}
 

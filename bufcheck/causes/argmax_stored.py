@@ -15,6 +15,7 @@ FIX = (
 )
 RANK = 2
 APPLIES = "categorical"
+WRONG = {"action": "action", "score": "log_prob"}
 TOLD = {
     "argmax-action": (
         "the action is the most likely one in every row, its log-prob that of another",

@@ -18,6 +18,7 @@ FIX = (
 )
 RANK = 1
 APPLIES = "categorical"
+WRONG = "either"
 MOST = 64
 
 

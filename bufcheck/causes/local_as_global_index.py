@@ -17,6 +17,7 @@ FIX = (
 )
 RANK = 0
 APPLIES = "categorical"
+WRONG = {"local index scored as an id": "either", "id stored as local index": "action"}
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

@@ -18,6 +18,7 @@ FIX = (
 )
 RANK = 1
 APPLIES = None
+WRONG = "log_prob"
 STEPS = 4
 
 

@@ -18,6 +18,7 @@ FIX = (
 )
 RANK = 1
 APPLIES = None
+WRONG = "log_prob"
 FIXED: dict[str, Callable[[Array], Array]] = {
     "prob": np.exp,
     "negative": np.negative,

@@ -18,6 +18,7 @@ FIX = (
 )
 RANK = 0
 APPLIES = "categorical"
+WRONG = "either"
 MOST_ACTIONS = 4096
 
 

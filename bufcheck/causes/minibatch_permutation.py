@@ -17,6 +17,7 @@ FIX = (
 )
 RANK = 4
 APPLIES = None
+WRONG = "log_prob"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

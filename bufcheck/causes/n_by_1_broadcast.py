@@ -15,6 +15,7 @@ from bufcheck.vectors import Array
 FIX = "Give both tensors one shape before they meet (squeeze(-1) the [N, 1]), and assert it."
 RANK = 2
 APPLIES = None
+WRONG = "log_prob"
 LEAST_RUN = 8
 DENSE = 0.3
 """How much of a stretch of failing rows holds its value."""

@@ -18,6 +18,7 @@ FIX = (
 )
 RANK = 5
 APPLIES = None
+WRONG = "state"
 LAST_RESORT = True
 
 

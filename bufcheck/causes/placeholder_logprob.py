@@ -17,6 +17,7 @@ FIX = (
 )
 RANK = 0
 APPLIES = None
+WRONG = "log_prob"
 USUAL = (0.0, 1.0, float("-inf"), float("nan"))
 
 

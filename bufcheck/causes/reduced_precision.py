@@ -17,6 +17,7 @@ FIX = (
 )
 RANK = 0
 APPLIES = None
+WRONG = "log_prob"
 BITS = {"bfloat16": (8, 2.0**-16), "float16": (11, 2.0**-13)}
 """Significant bits, and how often any other float32 lies on the grid."""
 

@@ -12,6 +12,7 @@ from bufcheck.vectors import Array
 FIX = "Call sample() once; pass that action to the environment, to log_prob() and to the buffer."
 RANK = 3
 APPLIES = "categorical"
+WRONG = "action"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

@@ -17,6 +17,7 @@ FIX = (
 )
 RANK = 0
 APPLIES = "categorical"
+WRONG = "either"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

@@ -16,6 +16,7 @@ FIX = (
 )
 RANK = 1
 APPLIES = None
+WRONG = "version"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

@@ -20,6 +20,7 @@ FIX = (
 )
 RANK = 1
 APPLIES = None
+WRONG = "state"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

@@ -14,6 +14,7 @@ from bufcheck.vectors import Array
 FIX = "Call actor.eval() before collecting, or remove dropout and batch normalisation from the actor."
 RANK = 9
 APPLIES = None
+WRONG = "actor"
 LAST_RESORT = True
 
 

@@ -17,6 +17,7 @@ FIX = (
 )
 RANK = 2
 APPLIES = "categorical"
+WRONG = "offer"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

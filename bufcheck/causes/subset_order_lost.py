@@ -16,6 +16,7 @@ FIX = (
 )
 RANK = 3
 APPLIES = "categorical"
+WRONG = "action"
 OFTEN = 0.9
 
 

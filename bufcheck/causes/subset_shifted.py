@@ -18,6 +18,7 @@ FIX = (
 )
 RANK = 1
 APPLIES = "categorical"
+WRONG = "offer"
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:

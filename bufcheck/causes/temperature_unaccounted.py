@@ -18,6 +18,7 @@ FIX = (
 )
 RANK = 1
 APPLIES = "categorical"
+WRONG = "either"
 GRID = np.exp(np.linspace(np.log(0.05), np.log(20), 240))
 ROWS = 3000
 

@@ -18,6 +18,7 @@ FIX = (
 )
 RANK = 3
 APPLIES = None
+WRONG = "log_prob"
 FEW, MOST = 16, 2000
 """Offsets that are tried."""
 DENSE = 0.6

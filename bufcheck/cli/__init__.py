@@ -14,7 +14,7 @@ from bufcheck import __version__
 from bufcheck.errors import BufcheckError
 
 STARTED = time.monotonic()
-COMMANDS = ("validate", "query", "convert", "inject", "schema", "rules", "explain", "demo")
+COMMANDS = ("validate", "query", "clean", "convert", "inject", "schema", "rules", "explain", "demo")
 EXIT_OK, EXIT_FINDINGS, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 

@@ -56,6 +56,57 @@ def running(command: F) -> F:
     )(command)
 
 
+def checking(command: F) -> F:
+    """Which rules run, how strictly, and what else is written of their findings."""
+    for option in reversed(
+        [
+            click.option(
+                "--findings",
+                type=FILE,
+                metavar="FILE.parquet",
+                help="Also write every finding, one row each.",
+            ),
+            click.option(
+                "--causes",
+                type=FILE,
+                metavar="FILE.parquet",
+                help="Also write which cause explains which row, and where its log-prob came from.",
+            ),
+            click.option(
+                "--select",
+                multiple=True,
+                metavar="RULE",
+                help="Run only these: names, codes, families or the start of a code; repeatable, commas allowed.",
+            ),
+            click.option(
+                "--ignore",
+                multiple=True,
+                metavar="RULE",
+                help="Do not run these; a cause by its name is not looked for.",
+            ),
+            click.option(
+                "--rules",
+                type=click.Path(path_type=Path),
+                metavar="DIR",
+                help="Also run the .sql rules of this folder.",
+            ),
+            click.option(
+                "--tolerance",
+                type=click.FloatRange(min=0),
+                help="How far two log-probs of one sample may lie apart. Default: by the dump's precision.",
+            ),
+            click.option(
+                "--baseline",
+                type=FILE,
+                metavar="FILE.parquet",
+                help="Accept the findings of an earlier --findings file; report only new ones.",
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
 config = click.option(
     "--config",
     type=FILE,

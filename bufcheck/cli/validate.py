@@ -6,7 +6,6 @@ from typing import Any
 import click
 
 from bufcheck.cli import EXIT_FINDINGS, EXIT_OK, options
-from bufcheck.cli.options import FILE
 from bufcheck.cli.progress import ProgressBar
 
 EPILOG = """\b
@@ -40,33 +39,7 @@ Exit codes: 0 no finding at or above --fail-on, 1 findings (or not pass with --s
     show_default=True,
     help="How to print the report.",
 )
-@click.option(
-    "--findings", type=FILE, metavar="FILE.parquet", help="Also write every finding, one row each."
-)
-@click.option(
-    "--causes",
-    type=FILE,
-    metavar="FILE.parquet",
-    help="Also write which cause explains which row, and where its log-prob came from.",
-)
-@click.option(
-    "--select",
-    multiple=True,
-    metavar="RULE",
-    help="Run only these: names, codes, families or the start of a code; repeatable, commas allowed.",
-)
-@click.option(
-    "--ignore",
-    multiple=True,
-    metavar="RULE",
-    help="Do not run these; a cause by its name is not looked for.",
-)
-@click.option(
-    "--rules",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Also run the .sql rules of this folder.",
-)
+@options.checking
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning", "never"]),
@@ -75,17 +48,6 @@ Exit codes: 0 no finding at or above --fail-on, 1 findings (or not pass with --s
     help="The severity from which findings give exit code 1.",
 )
 @click.option("--strict", is_flag=True, help="Exit 1 unless the verdict is pass.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0),
-    help="How far two log-probs of one sample may lie apart. Default: by the dump's precision.",
-)
-@click.option(
-    "--baseline",
-    type=FILE,
-    metavar="FILE.parquet",
-    help="Accept the findings of an earlier --findings file; report only new ones.",
-)
 @click.option(
     "--sample",
     type=click.IntRange(min=1),

@@ -65,30 +65,57 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
 def write(
     path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: dict[str, Any]
 ) -> int:
-    import base64
-    import json
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows, waiting, held = 0, [], 0
-    schema = schema.remove_metadata()
-    # `rows` is known only at the end, so the Arrow schema, which carries it, is stored then as well.
-    with pq.ParquetWriter(path, schema, write_page_checksum=True, store_schema=False) as writer:
+    with Writer(path, schema, metadata) as writer:
         for batch in batches:
-            waiting.append(batch)
-            held += batch.num_rows
-            rows += batch.num_rows
-            # A row group is at most so many rows or bytes, or writing wide rows would need memory.
-            if held >= ROW_GROUP_ROWS or sum(b.nbytes for b in waiting) > 8 * BATCH_BYTES:
-                writer.write_table(pa.Table.from_batches(waiting, schema))
-                waiting, held = [], 0
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting, schema))
-        described = {"bufcheck": json.dumps(metadata | {"rows": rows})}
-        whole = base64.b64encode(schema.with_metadata(described).serialize()).decode()
-        writer.add_key_value_metadata({**described, "ARROW:schema": whole})
-    return rows
+            writer.append(batch)
+    return writer.rows
+
+
+class Writer:
+    """Takes batches one after the other; what it wrote is a dump once it was closed well."""
+
+    def __init__(self, path: Path, schema: pa.Schema, metadata: dict[str, Any]) -> None:
+        import pyarrow.parquet as pq
+
+        self.rows, self.metadata = 0, metadata
+        self._schema = schema.remove_metadata()
+        self._waiting: list[pa.RecordBatch] = []
+        self._held, self._bytes = 0, 0
+        # `rows` is known only at the end, so the Arrow schema, which carries it, is stored then.
+        self._file = pq.ParquetWriter(path, self._schema, write_page_checksum=True, store_schema=False)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self.rows += batch.num_rows
+        self._held += batch.num_rows
+        self._bytes += batch.nbytes
+        # A row group is at most so many rows or bytes, or writing wide rows would need memory.
+        if self._held >= ROW_GROUP_ROWS or self._bytes > 8 * BATCH_BYTES:
+            self._flush()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        import base64
+        import json
+
+        try:
+            if failed is None:
+                if self._waiting:
+                    self._flush()
+                described = {"bufcheck": json.dumps(self.metadata | {"rows": self.rows})}
+                whole = self._schema.with_metadata(described).serialize()
+                arrow = base64.b64encode(whole).decode()
+                self._file.add_key_value_metadata({**described, "ARROW:schema": arrow})
+        finally:
+            self._file.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        self._file.write_table(pa.Table.from_batches(self._waiting, self._schema))
+        self._waiting, self._held, self._bytes = [], 0, 0
 
 
 _NEXT = "copy it again from its origin, or dump it again"

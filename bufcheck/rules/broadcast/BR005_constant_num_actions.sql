@@ -5,7 +5,7 @@ severity = "info"
 scope = "dump"
 applies = "categorical"
 needs = ["digest.num_actions"]
-legal_if = "policy_subset_all"
+legal_if = ["policy_subset_all"]
 summary = "num_actions is the same in every row of a dump that lists subsets."
 why = "Harmless if every state offers so many actions. If not, a default replaced the real number, and softmaxes run over the wrong set."
 cause = "A fallback such as K = 5 where the number was missing, or an environment with a fixed number of options."

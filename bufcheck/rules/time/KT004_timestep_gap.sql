@@ -4,6 +4,7 @@ name = "timestep-gap"
 severity = "error"
 scope = "episode"
 needs = ["digest.episode_id", "digest.timestep"]
+legal_if = ["cleaned_by_row"]
 summary = "A step of an episode is absent for every agent."
 why = "Advantages and returns computed across the hole treat two distant states as neighbours."
 cause = "Rows were dropped or lost before the dump, a shard is missing, or timesteps are counted in environment frames."

@@ -4,6 +4,7 @@ name = "row-after-done"
 severity = "error"
 scope = "episode"
 removes = true
+spurious = true
 needs = ["digest.episode_id", "digest.timestep", "digest.agent_id", "digest.terminated | digest.truncated"]
 summary = "A row follows a step that ended the episode for its agent."
 why = "It is padding for a dead agent or an automatic reset whose action was ignored: training on it teaches from nothing."

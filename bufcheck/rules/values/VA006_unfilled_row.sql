@@ -4,6 +4,7 @@ name = "unfilled-row"
 severity = "error"
 scope = "row"
 removes = true
+spurious = true
 needs = ["digest.state_zero", "digest.old_log_prob"]
 wants = ["digest.action_index | digest.action_zero"]
 summary = "The whole row is zeros: state, action and log-prob."
