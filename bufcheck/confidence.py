@@ -76,6 +76,7 @@ def told(database: Database, found: list[Found], versions: list[int]) -> Diagnos
     causes = sorted(entries.values(), key=lambda entry: -entry["rows"])
     for entry in causes:
         entry["share"] = entry["rows"] / whole["bad"]
+    database.execute("DROP TABLE bad")
     return Diagnosis(causes, whole["left_over"], _checkpoints(database, found, versions))
 
 
