@@ -34,7 +34,7 @@ DEFAULT, WITHOUT_ADVANTAGES = "row", "tail"
 LAST_ID = (1 << 63) - 1
 WORDS = {
     *("episode_id", "timestep", "agent_id", "key_order", "terminated", "truncated", "value", "reward"),
-    *("num_actions", "action_index", "old_log_prob"),
+    *("num_actions", "action_index", "action_id", "old_log_prob", "logits_log_prob"),
 }
 """What is read of a dump to clean it, whatever its rules ask for."""
 VOUCHED = {"subset", "log_prob"}

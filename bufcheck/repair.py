@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from bufcheck.rule import Rule
     from bufcheck.vectors import Array
 
-EDITS = {"old_log_prob": "DOUBLE", "action_index": "BIGINT", "num_actions": "BIGINT"}
+EDITS = {
+    "old_log_prob": "DOUBLE",
+    "action_index": "BIGINT",
+    "num_actions": "BIGINT",
+    "subset_indices": "BIGINT[]",
+    "action_mask": "BOOLEAN[]",
+}
 """Columns that a repair may change."""
 ORDER = ("num-actions", "subset-order", "realign", "log-prob", "duplicates")
 """What is known more exactly comes first; a row is mended once."""
@@ -128,7 +134,7 @@ def rows_of(work: Work, sql: str) -> Iterator[tuple[pa.RecordBatch, Array]]:
     from bufcheck.case import ranges
 
     assert work.replay is not None
-    columns = [*work.replay.columns, *(n for n in ("num_actions",) if work.dump.has(n))]
+    columns = [*work.replay.columns, *(n for n in ("num_actions", "logits") if work.dump.has(n))]
     ids = work.database.columns(f"SELECT row_id FROM ({sql}) ORDER BY row_id")["row_id"]
     for start in range(0, len(ids), AT_ONCE):
         part = ids[start : start + AT_ONCE]
@@ -146,11 +152,7 @@ def gives_what_is_stored(work: Work, rows: pa.RecordBatch, ids: Array) -> Array:
 
     assert work.replay is not None
     settings = work.database.settings
-    listed = ", ".join(map(str, ids.tolist()))
-    stored = work.database.columns(
-        "SELECT coalesce(old_log_prob, 'nan')::DOUBLE AS stored FROM digest"
-        f" WHERE row_id IN ({listed}) ORDER BY row_id"
-    )["stored"]
+    stored = scalars(work, ids, "old_log_prob")
     with one_thread():
         told = work.replay.score(rows)
 
@@ -165,3 +167,22 @@ def gives_what_is_stored(work: Work, rows: pa.RecordBatch, ids: Array) -> Array:
         allowed = settings["tolerance"] + settings["relative_tolerance"] * size + of("rounding")
         near: Array = np.abs(stored - log_prob) <= allowed
     return near
+
+
+def scalars(work: Work, ids: Array, name: str) -> Array:
+    """A column of the digest for these rows, as float64; NaN for null."""
+    listed = ", ".join(map(str, ids.tolist()))
+    return work.database.columns(
+        f"SELECT coalesce({name}::DOUBLE, 'nan') AS value FROM digest"
+        f" WHERE row_id IN ({listed}) ORDER BY row_id"
+    )["value"]
+
+
+def with_column(rows: pa.RecordBatch, name: str, values: Any) -> pa.RecordBatch:
+    """The rows with other values in a column, of the type it has."""
+    import pyarrow as pa
+
+    place = rows.schema.get_field_index(name)
+    field = rows.schema.field(place)
+    column = pa.array(values, field.type) if isinstance(values, list) else values.cast(field.type)
+    return rows.set_column(place, field, column)

@@ -42,9 +42,7 @@ def _by_replay(work: Work) -> Any:
     found = []
     for rows, ids in repair.rows_of(work, FLAGGED):
         lengths = pc.list_value_length(rows.column("subset_indices"))
-        place = rows.schema.get_field_index("num_actions")
-        field = rows.schema.field(place)
-        changed = rows.set_column(place, field, lengths.cast(field.type))
+        changed = repair.with_column(rows, "num_actions", lengths)
         proven = repair.gives_what_is_stored(work, changed, ids)
         columns = [pa.array(ids[proven]), lengths.filter(pa.array(proven)).cast(pa.int64())]
         found.append(pa.RecordBatch.from_arrays(columns, schema=kind))

@@ -29,12 +29,21 @@ SQL = f"""
         FROM moved JOIN replay ON replay.row_id = moved.row_id
         WHERE source_row_id IS NOT NULL
         GROUP BY source_row_id
+    ),
+    placed AS (
+        SELECT row_id, residual, log_prob, rounding, abs(stored - log_prob) <= allowed AS back, stored
+        FROM replay LEFT JOIN returned USING (row_id)
+        WHERE isfinite(log_prob)
+    ),
+    -- A row that got nearly its own value was not noticed: it is off by more than values that are back.
+    exact AS (
+        SELECT 8 * quantile_cont(abs(stored - log_prob), 0.999) + 1e-6 AS off FROM placed WHERE back
     )
-    SELECT
-        row_id,
-        CASE WHEN abs(stored - log_prob) <= allowed THEN stored ELSE log_prob END AS old_log_prob
-    FROM (SELECT row_id FROM moved) JOIN replay USING (row_id) LEFT JOIN returned USING (row_id)
-    WHERE isfinite(log_prob)
+    SELECT row_id, CASE WHEN back THEN stored ELSE log_prob END AS old_log_prob
+    FROM placed
+    WHERE row_id IN (SELECT row_id FROM moved)
+        OR abs(residual) > (SELECT off FROM exact) + rounding
+        AND row_id NOT IN (SELECT row_id FROM findings WHERE severity = 'error')
 """
 
 
