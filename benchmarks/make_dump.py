@@ -1,7 +1,8 @@
 """Writes a large healthy dump: `python benchmarks/make_dump.py OUT ROWS [--dim D] [--one-row-group]`.
 
 Four agents, episodes of 100 steps, 64 actions of which each sample is offered 2 to 16. With
-`--actor FILE.safetensors` a network of two hidden layers of 64 acted, and is written there.
+`--actor FILE.safetensors` a network of two hidden layers of 64 acted, and is written there. With
+`--bad SHARE` that share of the rows holds a NaN for a reward.
 """
 
 from __future__ import annotations
@@ -100,7 +101,13 @@ def block(
     )
 
 
-def write(path: Path, rows: int, dim: int, one_row_group: bool, actor: Path | None) -> None:
+def spoilt(table: pa.Table, share: float, rng: np.random.Generator) -> pa.Table:
+    reward = table.column("reward").to_numpy().copy()
+    reward[rng.random(len(reward)) < share] = np.nan
+    return table.set_column(table.schema.get_field_index("reward"), "reward", pa.array(reward))
+
+
+def write(path: Path, rows: int, dim: int, one_row_group: bool, actor: Path | None, bad: float) -> None:
     rng = np.random.default_rng(0)
     weights = network(dim) if actor else None
     if actor and weights:
@@ -111,6 +118,8 @@ def write(path: Path, rows: int, dim: int, one_row_group: bool, actor: Path | No
         "policy": {"distribution": "categorical", "logits": "gather", "action_space": ACTIONS},
     }
     blocks = (block(at, min(BLOCK, rows - at), dim, rng, weights) for at in range(0, rows, BLOCK))
+    if bad:
+        blocks = (spoilt(table, bad, rng) for table in blocks)
     first = next(blocks)
     schema = first.schema.with_metadata({"bufcheck": json.dumps(described)})
     with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
@@ -131,5 +140,6 @@ if __name__ == "__main__":
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--one-row-group", action="store_true")
     parser.add_argument("--actor", type=Path)
+    parser.add_argument("--bad", type=float, default=0.0)
     given = parser.parse_args()
-    write(given.out, given.rows, given.dim, given.one_row_group, given.actor)
+    write(given.out, given.rows, given.dim, given.one_row_group, given.actor, given.bad)

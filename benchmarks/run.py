@@ -190,6 +190,20 @@ def p6(folder: Path, rows: int) -> bool:
     return show("P6", "bufcheck --help against import click", ours.seconds / bare.seconds, 2.0, detail)
 
 
+def p8(folder: Path, rows: int) -> bool:
+    """clean without actors, 1 % of the rows bad, against reading and writing: the quicker of two ways."""
+    dump, copy = str(folder / "dump.parquet"), str(folder / "copy.parquet")
+    make(Path(dump), rows, "--bad", "0.01")
+    ours, *bare = medians(
+        3,
+        ["-m", "bufcheck", "clean", dump, "-o", str(folder / "clean.parquet"), "--force"],
+        *([str(HERE / "bare_copy.py"), how, dump, copy] for how in ("batches", "table")),
+    )
+    ratio = ours.seconds / min(bare).seconds
+    what = f"clean against a bare read + write, {rows:,} rows"
+    return show("P8", what, ratio, 2.2, _beside(ours, min(bare)))
+
+
 def g9(folder: Path, rows: int) -> bool:
     """Memory, whatever the row groups: wide rows in one, and 10M rows in one against the same in many."""
     dump = folder / "dump.parquet"
@@ -235,6 +249,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], bool]] = {
     "P4": p4,
     "P5": p5,
     "P6": p6,
+    "P8": p8,
     "G9": g9,
     "Q1": q1,
 }

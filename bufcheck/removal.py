@@ -101,6 +101,9 @@ def plan(database: Database, dump: Dump, unit: Unit, taking: list[Rule]) -> None
         f" WHERE row_id IS NOT NULL AND code IN ({codes})"
         " AND row_id NOT IN (SELECT row_id FROM repaired) GROUP BY row_id"
     )
+    spared = SPARED.format(codes=codes)
+    database.prepare_for(spared)
+    database.execute(f"DELETE FROM bad WHERE row_id IN ({spared})")
     if unit.stands_alone:
         database.execute("CREATE TABLE holes (episode_id BIGINT, timestep BIGINT)")
     else:
@@ -120,6 +123,28 @@ def _create(database: Database, name: str, sql: str) -> None:
     database.execute(f"CREATE TABLE {name} AS {sql}")
 
 
+# A row that is contradicted by nothing but rows that never were steps is contradicted by nothing.
+SPARED = """
+    WITH contradicted AS (
+        SELECT row_id
+        FROM findings
+        WHERE row_id IS NOT NULL AND code IN ({codes})
+        GROUP BY row_id
+        HAVING bool_and(rule = 'duplicate-key')
+    ),
+    keys AS (
+        SELECT DISTINCT episode_id, timestep, agent_id
+        FROM digest SEMI JOIN contradicted USING (row_id)
+    ),
+    steps_of_keys AS (
+        SELECT any_value(row_id) AS row_id
+        FROM digest SEMI JOIN keys USING (episode_id, timestep, agent_id)
+        WHERE row_id NOT IN (SELECT row_id FROM bad WHERE spurious)
+        GROUP BY episode_id, timestep, agent_id
+        HAVING count(*) = 1
+    )
+    SELECT row_id FROM steps_of_keys SEMI JOIN contradicted USING (row_id)
+"""
 # Only copies share a key. A copy of a row that stays leaves no hole, nor does a row that never was a
 # step of its episode.
 HOLES = """

@@ -10,7 +10,7 @@ from bufcheck import repair
 if TYPE_CHECKING:
     from bufcheck.repair import Work
 
-RESOLVES = ("subset-length-mismatch", "action-index-out-of-range")
+RESOLVES = ("subset-length-mismatch", "action-index-out-of-range", "empty-subset")
 FLAGGED = "SELECT row_id FROM findings WHERE rule = 'subset-length-mismatch' AND row_id IS NOT NULL"
 BY_LOGITS = f"""
     SELECT row_id, subset_len AS num_actions
