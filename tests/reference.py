@@ -451,6 +451,12 @@ def truncated_dump(c: Context) -> Found:
             yield None
 
 
+@rule("warning")
+def incomplete_clean(c: Context) -> Found:
+    """No dump of the reference was cleaned."""
+    return []
+
+
 # values
 
 

@@ -396,7 +396,7 @@ def test_printed_sql_returns_the_flagged_rows(rule: rules.Rule, case: Row, tmp_p
 
 EXPECTED = """
 missing-column E · wrong-type E · unknown-column W · null-value E* · missing-metadata W
-truncated-dump E
+truncated-dump E · incomplete-clean W
 nonfinite-value E* · positive-log-prob E* · single-action-log-prob E* · placeholder-log-prob E*
 zero-state W · unfilled-row E* · valid-ratio-low W · entropy-bound W
 action-index-out-of-range E* · empty-subset E* · subset-length-mismatch E* · subset-duplicate-id E*

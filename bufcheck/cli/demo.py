@@ -49,6 +49,10 @@ def _story(folder: Path) -> None:
     _say("Any question about it, in SQL.")
     by_rule = "SELECT severity, rule, count(*) AS rows FROM findings GROUP BY ALL ORDER BY ALL"
     _run("query", broken, by_rule)
+    _say("A buffer to retrain on: what is proven wrong goes to quarantine, with an account of it.")
+    cleaned = str(folder / "clean.parquet")
+    _run("clean", broken, "-o", cleaned, "--actor", actors, "--min-valid", "0.7", "--force")
+    _run("validate", cleaned, "--actor", actors)
     _say("The same dump as HDF5 gives the same account.")
     _run("convert", broken, hdf5, "--force")
     _run("validate", hdf5, "--select", "placeholder-log-prob,timestep-gap")
