@@ -99,9 +99,8 @@ class Rewriter:
             """
         )
         [made] = self.database.rows(
-            "SELECT count(*) FILTER (NOT gone AND ends) AS ends,"
-            " count(*) FILTER (NOT gone AND cut_from IS NOT NULL) AS split,"
-            " count(*) FILTER (NOT gone AND repair IS NOT NULL) AS repaired FROM changes"
+            "SELECT count(*) FILTER (ends) AS ends, count(cut_from) AS split, count(repair) AS repaired"
+            " FROM changes WHERE NOT gone"
         )
         self.made: dict[str, int] = made
 
@@ -246,17 +245,19 @@ class Rewriter:
                     kind = self.schema.field(name).type
                     columns[name] = pc.if_else(where, values.cast(kind), columns[name])
 
-            ends = of("ends").fill_null(False)
-            put("truncated", ends, ends)
-            put("bootstrap_value", of("bootstrap_value"), ends)
-            if "reward" in columns and _one(changes.column("reward_added")).null_count < len(at):
-                whole = pc.add(columns["reward"].cast(pa.float64()), of("reward_added"))
-                put("reward", whole)
-            put(CUT_FROM, of("cut_from"))
-            put("episode_id", of("episode_id"))
-            for name in EDITS:
-                put(name, of(name))
-            put(REPAIRED, of("repair"))
+            if pc.any(changes.column("ends")).as_py():
+                ends = of("ends").fill_null(False)
+                put("truncated", ends, ends)
+                put("bootstrap_value", of("bootstrap_value"), ends)
+                if "reward" in columns:
+                    put("reward", pc.add(columns["reward"].cast(pa.float64()), of("reward_added")))
+            if self.made["split"]:
+                put(CUT_FROM, of("cut_from"))
+                put("episode_id", of("episode_id"))
+            if self.made["repaired"]:
+                for name in EDITS:
+                    put(name, of(name))
+                put(REPAIRED, of("repair"))
         return pa.RecordBatch.from_arrays([columns[n] for n in self.schema.names], schema=self.schema)
 
 
