@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +55,7 @@ class Plan:
     job: Job
     outcomes: list[Outcome]
     taking: list[Rule]
-    unit: removal.Unit
-    account: dict[str, Any] = field(default_factory=dict)
+    account: dict[str, Any]
     """The manifest, as far as it is known."""
 
 
@@ -76,7 +75,7 @@ def clean(
     job = pipeline.opened(paths, options, stage("checking"))
     named = [quarantine, output, account]
     sources = [source.path for source in job.dump.sources]
-    _refuse(named, sources, cleaning)
+    _refuse(named, sources, paths, cleaning)
     unit, why = removal.choose(cleaning.unit, job.dump)
     seen = [_state(path) for path in sources]
     hashes = [later(manifest.sha256, path) for path in sources]
@@ -96,9 +95,14 @@ def clean(
     return plan.account
 
 
-def _refuse(named: list[Path], sources: list[Path], cleaning: Cleaning) -> None:
+def _refuse(named: list[Path], sources: list[Path], given: Sequence[str], cleaning: Cleaning) -> None:
     """Says what stands in the way before any work is done."""
     quarantine, output, account = named
+    for folder in filter(os.path.isdir, given):
+        if Path(folder).resolve() in output.resolve().parents:
+            raise UsageError(
+                f"{output}: lies in {folder}, and would be part of that dump", "choose another folder"
+            )
     if output.exists() and not account.exists() and not cleaning.force:
         refuse([output], sources=sources, replace=True)
         raise UsageError(
@@ -160,7 +164,7 @@ def _plan(
         counts,
         [one.result() for one in hashes],
     )
-    return Plan(job, outcomes, taking, unit, account)
+    return Plan(job, outcomes, taking, account)
 
 
 def _options(

@@ -8,7 +8,6 @@ each of which holds a stretch of the new order that fits in memory.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bufcheck.ahead import prefetch
 from bufcheck.convert import arrow_schema, stored_batches
 from bufcheck.repair import EDITS
-from bufcheck.whole_file import TEMPORARY
+from bufcheck.whole_file import scratch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -278,7 +277,7 @@ def _sorted(
     spread = schema.append(pa.field("place", pa.int64()))
     last = len(schema)
     stretch = 0
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as name:
+    with scratch(folder) as place:
         files: dict[int, Any] = {}
         with contextlib.ExitStack() as opened:
             for batch, places in batches:
@@ -292,11 +291,11 @@ def _sorted(
                 for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
                     which = int(number[order[start]])
                     if which not in files:
-                        file = opened.enter_context(open(Path(name) / f"{which}", "wb"))
+                        file = opened.enter_context(open(place / f"{which}", "wb"))
                         files[which] = opened.enter_context(pa.ipc.new_stream(file, spread))
                     files[which].write_batch(whole.slice(start, stop - start))
         for which in sorted(files):
-            path = Path(name) / f"{which}"
+            path = place / f"{which}"
             with path.open("rb") as stored, pa.ipc.open_stream(stored) as reader:
                 table = reader.read_all().unify_dictionaries().combine_chunks()
             path.unlink()

@@ -60,6 +60,16 @@ def refuse(paths: Sequence[Path], *, sources: Sequence[Path] = (), replace: bool
             raise UsageError(f"{path}: exists already", "choose another name, or say --force")
 
 
+@contextlib.contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """A folder in this one, for what is needed only meanwhile."""
+    with (
+        tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as name,
+        _locked(Path(name), exclusive=False, wait=False),
+    ):
+        yield Path(name)
+
+
 def left_over(folder: Path) -> list[Path]:
     """Temporaries in a folder whose writer is gone; known only where files can be locked."""
     found = []

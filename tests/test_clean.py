@@ -218,6 +218,8 @@ def test_files_and_a_folder(tmp_path: Path) -> None:
     )
     _, manifest = told(output)
     assert [entry["rows"] for entry in manifest["inputs"]] == [118] * 3
+    why = refused(bufcheck("clean", folder, "-o", folder / "clean.parquet"))
+    assert "would be part of that dump" in why
 
 
 def test_a_foreign_dump_becomes_one_of_ours(tmp_path: Path) -> None:
