@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MEMORY_LIMIT = "350MB"
+_TYPES = {
+    str: "VARCHAR",
+    bool: "BOOLEAN",
+    int: "BIGINT",
+    float: "DOUBLE",
+    list: "BIGINT[]",
+    type(None): "INTEGER",
+}
 _GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples", "replay", "actors"}
 
 
@@ -74,6 +82,13 @@ class Database:
             if not self._stuck:  # a busy connection takes no call
                 self.connection.unregister("batches")
 
+    def tell(self, name: str, rows: list[dict[str, Any]], types: dict[str, str]) -> None:
+        """CREATE TABLE name of a few rows, given as they are."""
+        kind = ", ".join(f'"{column}" {sql}' for column, sql in types.items())
+        self.connection.execute(
+            f"CREATE TABLE {name} AS SELECT unnest(?::STRUCT({kind})[], recursive := true)", [rows]
+        )
+
     def name_agents(self, names: Iterable[str]) -> None:
         """Makes the type of `agent_id`, in the order of the names, which is the order of texts."""
         listed = ", ".join(literal(name) for name in sorted(names))
@@ -110,23 +125,11 @@ class Database:
         self, dump: Dump, rows: int, tolerance: float | None, replay_lacks: str | None
     ) -> None:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
-        import pyarrow as pa
-
-        self.load(
-            "files",
-            pa.Table.from_pylist(list(description.files(dump)), schema=description.files_schema()),
-        )
-        self.load(
-            "columns",
-            pa.Table.from_pylist(list(description.columns(dump)), schema=description.columns_schema()),
-        )
+        self.tell("files", list(description.files(dump)), description.FILES)
+        self.tell("columns", list(description.columns(dump)), description.COLUMNS)
         self.settings = settings.of_dump(dump, rows, tolerance, replay_lacks)
-        self.load(
-            "metadata",
-            pa.Table.from_pylist(
-                [{**self.settings, "sample_below": str(self.settings["sample_below"])}]
-            ),
-        )
+        told = {**self.settings, "sample_below": str(self.settings["sample_below"])}
+        self.tell("metadata", [told], {name: _TYPES[type(value)] for name, value in told.items()})
         self.execute(
             "CREATE TABLE findings (row_id BIGINT, code VARCHAR, rule VARCHAR, severity VARCHAR,"
             " message VARCHAR)"
@@ -148,8 +151,6 @@ class Database:
 
     def make_replay(self, actors: Iterable[Actor]) -> None:
         """The view `replay`: what the actors said, beside what was stored; and the table `actors`."""
-        import pyarrow as pa
-
         stored, replayed = f"{self._view['old_log_prob']}::DOUBLE", f"{PREFIX}log_prob::DOUBLE"
         residual = f"{stored} - {replayed}"
         near, relative = self.settings["tolerance"], self.settings["relative_tolerance"]
@@ -162,9 +163,8 @@ class Database:
         listed = ", ".join(f"{sql} AS {name}" for name, sql in columns.items())
         self.execute(f"CREATE VIEW replay AS SELECT row_id, {listed} FROM digested")
         self._view["confirmed"] = f"abs({residual}) <= {allowed}"
-        types = [("actor", pa.int32()), ("path", pa.string()), ("sha256", pa.string())]
         rows = [{"actor": a.number, "path": a.path, "sha256": a.sha256} for a in actors]
-        self.load("actors", pa.Table.from_pylist(rows, schema=pa.schema(types)))
+        self.tell("actors", rows, {"actor": "INTEGER", "path": "VARCHAR", "sha256": "VARCHAR"})
 
     def lock(self) -> None:
         """After this no SQL can loosen the configuration."""

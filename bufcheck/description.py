@@ -10,10 +10,33 @@ from bufcheck import schema
 from bufcheck.dump import declared_rows
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from bufcheck.dump import Dump
     from bufcheck.format import Source
+
+FILES = {
+    "file": "INTEGER",
+    "path": "VARCHAR",
+    "format": "VARCHAR",
+    "rows": "BIGINT",
+    "first_row": "BIGINT",
+    "declared_rows": "BIGINT",
+    "described": "BOOLEAN",
+    "lacks_manifest": "VARCHAR",
+    "uneven": "VARCHAR",
+}
+COLUMNS = {
+    "name": "VARCHAR",
+    "known": "BOOLEAN",
+    "own": "BOOLEAN",
+    "required": "BOOLEAN",
+    "files_with": "BIGINT",
+    "files_without": "BIGINT",
+    "lacking": "VARCHAR",
+    "type": "VARCHAR",
+    "expected": "VARCHAR",
+    "fits": "BOOLEAN",
+    "readable": "BOOLEAN",
+}
 
 
 def files(dump: Dump) -> Iterator[dict[str, Any]]:
@@ -62,42 +85,3 @@ def columns(dump: Dump) -> Iterator[dict[str, Any]]:
             "fits": not wrong or (not dump.declared and all(c.read_as for c in wrong)),
             "readable": dump.has(name),
         }
-
-
-def files_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("file", pa.int32()),
-            ("path", pa.string()),
-            ("format", pa.string()),
-            ("rows", pa.int64()),
-            ("first_row", pa.int64()),
-            ("declared_rows", pa.int64()),
-            ("described", pa.bool_()),
-            ("lacks_manifest", pa.string()),
-            ("uneven", pa.string()),
-        ]
-    )
-
-
-def columns_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    text, flag, number = pa.string(), pa.bool_(), pa.int64()
-    return pa.schema(
-        [
-            ("name", text),
-            ("known", flag),
-            ("own", flag),
-            ("required", flag),
-            ("files_with", number),
-            ("files_without", number),
-            ("lacking", text),
-            ("type", text),
-            ("expected", text),
-            ("fits", flag),
-            ("readable", flag),
-        ]
-    )

@@ -55,7 +55,7 @@ class Digester:
                 if name in self.own:
                     made[name] = rows.column(name)
             elif name in digest.FLAGS:
-                flags[name] = _filled(rows.column(name))
+                flags[name] = vectors.as_numpy(rows.column(name), 0)
             elif column.is_scalar:
                 made[name] = rows.column(name)
                 self._compare_scalar(name, rows, flags)
@@ -72,53 +72,49 @@ class Digester:
             if flag.any():
                 made["flags"] |= flag.astype(np.uint32) << np.uint32(digest.FLAGS.index(name))
         made |= scored
-        arrays = [v if isinstance(v, pa.Array) else pa.array(v) for v in made.values()]
+        arrays = [v if isinstance(v, pa.Array) else vectors.as_arrow(v) for v in made.values()]
         return pa.RecordBatch.from_arrays(arrays, names=list(made))
 
     def _compare_scalar(self, name: str, rows: pa.RecordBatch, flags: dict[str, Array]) -> None:
         fact = {"old_log_prob": "log_prob_repeats", "advantage": "advantage_repeats"}.get(name)
         if fact in self.facts:
-            values = rows.column(name).to_numpy(zero_copy_only=False)
+            values = vectors.as_numpy(rows.column(name))
             flags[str(fact)] = vectors.repeats_scalar(values, self.before.get(name))
             self.before[name] = values[-1]
 
     def _of_vector(self, name: str, rows: Rows, flags: dict[str, Array]) -> dict[str, Any]:
-        import pyarrow as pa
+        import numpy as np
 
         prefix = digest.PREFIX.get(name, name)
         bad, zero = vectors.nonfinite_and_zero(rows)
         flags |= {f"{prefix}_nonfinite": bad & rows.present, f"{prefix}_zero": zero & rows.present}
         if name == "state_embed" and "state_repeats" in self.facts:
             flags["state_repeats"] = self._repeats(name, rows)
-        lengths = pa.array(rows.lengths, pa.int32(), mask=rows.null)
+        lengths = vectors.as_arrow(rows.lengths.astype(np.int32), rows.null)
         return {f"{prefix}_len": lengths, f"{prefix}_bytes": vectors.as_bytes(rows)}
 
     def _of_ragged(
         self, rows: pa.RecordBatch, opened: dict[str, Rows], flags: dict[str, Array]
     ) -> dict[str, Any]:
         import numpy as np
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         made: dict[str, Any] = {}
         policy = self.dump.policy
         subset, mask, logits = (opened.get(n) for n in ("subset_indices", "action_mask", "logits"))
         if subset and "subset_stray" in self.facts:
             made["subset_stray"] = vectors.stray(subset, policy["action_space"])
-            if subset.null is not None:
-                made["subset_stray"] = pc.if_else(pa.array(subset.null), None, made["subset_stray"])
         if subset and "subset_duplicate" in self.facts:
             flags["subset_duplicate"] = vectors.has_duplicate(subset) & subset.present
         if subset and "subset_repeats" in self.facts:
             flags["subset_repeats"] = self._repeats("subset_indices", subset)
         if mask:
             legal = vectors.count_true(mask.values, mask.offsets)
-            made["mask_legal"] = pa.array(legal, mask=mask.null)
+            made["mask_legal"] = vectors.as_arrow(legal, mask.null)
         if logits:
             wrong = np.isnan(logits.values) | np.isposinf(logits.values)
             flags["logits_nonfinite"] = (vectors.count_true(wrong, logits.offsets) > 0) & logits.present
         if logits and "logits_log_prob" in self.facts and "action_index" in rows.schema.names:
-            index = rows.column("action_index").fill_null(-1).to_numpy(zero_copy_only=False)
+            index = vectors.as_numpy(rows.column("action_index"), -1)
             made["logits_log_prob"] = vectors.log_prob_of(
                 logits, mask, index, policy["temperature"], policy["masked_logit"]
             )
@@ -147,13 +143,14 @@ class Digester:
         before = self.key or (None, None, None)
         rank = {word: i for i, word in enumerate(sorted({*words, before[2]} - {None}))}
         ranks = np.array([rank.get(word, 0) for word in words] or [0], np.int64)
-        numbers = [_filled(episode), _filled(step), ranks[_filled(agent.indices)]]
+        numbers = [vectors.as_numpy(column, 0) for column in (episode, step, agent.indices)]
+        numbers[2] = ranks[numbers[2]]
         order = np.empty(rows.num_rows, np.int8)
         order[1:] = vectors.compare_neighbours(numbers)
         unknown = np.zeros(rows.num_rows, bool)
         for column in (episode, step, agent):
             if column.null_count:
-                null = column.is_null().to_numpy(zero_copy_only=False)
+                null = vectors.as_numpy(column.is_null())
                 unknown |= null
                 unknown[1:] |= null[:-1]
         if None in before:
@@ -162,15 +159,7 @@ class Digester:
             first = (int(numbers[0][0]), int(numbers[1][0]), agent[0].as_py() or "")
             order[0] = (first > before) - (first < before)
         self.key = (episode[-1].as_py(), step[-1].as_py(), agent[-1].as_py())
-        return pa.array(order, mask=unknown)
-
-
-def _filled(column: pa.Array) -> Array:
-    import pyarrow as pa
-
-    filled = column.fill_null(pa.scalar(0).cast(column.type)) if column.null_count else column
-    numbers: Array = filled.to_numpy(zero_copy_only=False)
-    return numbers
+        return vectors.as_arrow(order, unknown)
 
 
 def _null_bits(rows: pa.RecordBatch, opened: dict[str, Rows]) -> Array:
@@ -183,7 +172,7 @@ def _null_bits(rows: pa.RecordBatch, opened: dict[str, Rows]) -> Array:
             continue
         null = opened[column.name].null if column.name in opened else None
         if column.is_scalar and rows.column(column.name).null_count:
-            null = rows.column(column.name).is_null().to_numpy(zero_copy_only=False)
+            null = vectors.as_numpy(rows.column(column.name).is_null())
         if null is not None:
             bits |= null.astype(np.uint32) << np.uint32(bit)
     return bits

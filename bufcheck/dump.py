@@ -287,7 +287,7 @@ def _as_type(array: pa.Array, wanted: pa.DataType, path: Path, name: str) -> pa.
             if not pa.types.is_dictionary(array.type):
                 array = array.cast(pa.string()).dictionary_encode()
             array.validate(full=True)  # a damaged file can hold bytes that are no text
-        return array.cast(wanted)
+        return array if array.type == wanted else array.cast(wanted)
     except pa.ArrowException as error:
         detail = str(error).splitlines()[0][:120]
         raise ReadError(f"{path}: column {name} cannot be read as {wanted} ({detail})") from None

@@ -103,7 +103,6 @@ class Replayer:
     def score(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
         """The columns of SCORED for an Arrow batch, with PREFIX before their names."""
         import numpy as np
-        import pyarrow as pa
         import torch
 
         count = rows.num_rows
@@ -130,7 +129,7 @@ class Replayer:
                 null = values < 0
             elif name in ("rank", "choices") and not countable:
                 null = np.ones(count, bool)
-            columns[PREFIX + name] = pa.array(values, mask=null)
+            columns[PREFIX + name] = vectors.as_arrow(values, null)
         return columns
 
     def _settle_widths(self, rows: pa.RecordBatch) -> None:
@@ -281,7 +280,7 @@ def _usual_width(column: pa.Array) -> int | None:
     import numpy as np
     import pyarrow.compute as pc
 
-    lengths = pc.list_value_length(column).drop_null().to_numpy(zero_copy_only=False)
+    lengths = vectors.as_numpy(pc.list_value_length(column).drop_null())
     sizes, times = np.unique(lengths[lengths > 0], return_counts=True)
     return int(sizes[times.argmax()]) if len(sizes) else None
 
@@ -310,7 +309,7 @@ def _coded_texts(rows: pa.RecordBatch, name: str) -> tuple[list[str | None], Arr
         return [None], np.zeros(rows.num_rows, np.int64)
     column = rows.column(name)
     texts = column.dictionary.to_pylist()
-    codes = column.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False).astype(np.int64)
+    codes = vectors.as_numpy(column.indices, len(texts)).astype(np.int64)
     return [*texts, None], codes
 
 
@@ -320,7 +319,7 @@ def _coded_numbers(rows: pa.RecordBatch, name: str) -> tuple[list[int | None], A
     if name not in rows.schema.names:
         return [None], np.zeros(rows.num_rows, np.int64)
     column = rows.column(name)
-    numbers, codes = np.unique(column.fill_null(0).to_numpy(zero_copy_only=False), return_inverse=True)
+    numbers, codes = np.unique(vectors.as_numpy(column, 0), return_inverse=True)
     if column.null_count:
-        codes[column.is_null().to_numpy(zero_copy_only=False)] = len(numbers)
+        codes[vectors.as_numpy(column.is_null())] = len(numbers)
     return [*numbers.tolist(), None], codes

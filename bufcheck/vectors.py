@@ -49,18 +49,45 @@ def open_rows(array: pa.Array) -> Rows:
         child = array.values.slice(array.offset * width, count * width)
         offsets = np.arange(count + 1, dtype=np.int64) * width
     else:
-        offsets = array.offsets.to_numpy().astype(np.int64)
+        offsets = as_numpy(array.offsets).astype(np.int64)
         child = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         offsets -= offsets[0]
         if (np.diff(offsets) == offsets[1]).all():
             width = int(offsets[1])
-    null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    null = as_numpy(array.is_null()) if array.null_count else None
     if child.null_count:
-        holes = count_true(child.is_null().to_numpy(zero_copy_only=False), offsets) > 0
+        holes = count_true(as_numpy(child.is_null()), offsets) > 0
         null = holes if null is None else null | holes
-        child = child.fill_null(False if pa.types.is_boolean(child.type) else 0)
     fixed = pa.types.is_fixed_size_list(array.type)
-    return Rows(child.to_numpy(zero_copy_only=False), offsets, null, width, fixed)
+    return Rows(as_numpy(child, 0), offsets, null, width, fixed)
+
+
+def as_numpy(array: pa.Array, null: int | None = None) -> Array:
+    """Numbers or truths of Arrow, without a copy where that can be, and `null` or NaN for what is null.
+
+    Its own to_numpy imports pandas, where that is installed: a fifth of a second that nobody needs.
+    """
+    import pyarrow as pa
+
+    if array.null_count and null is not None:
+        array = array.fill_null(pa.scalar(null).cast(array.type))
+    if array.null_count or not len(array):
+        given: Array = array.to_numpy(zero_copy_only=False)
+        return given
+    if not pa.types.is_boolean(array.type):
+        return np.from_dlpack(array)
+    first, last = array.offset, array.offset + len(array)
+    bits = np.frombuffer(array.buffers()[1], np.uint8)[first // 8 : -(-last // 8)]
+    return np.unpackbits(bits, bitorder="little")[first % 8 :][: len(array)].view(bool)
+
+
+def as_arrow(values: Array, null: Array | None = None) -> pa.Array:
+    """The reverse, for numbers: null where `null` is set. pa.array would import pandas too."""
+    import pyarrow as pa
+
+    there = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [there, pa.py_buffer(values)])
 
 
 def count_true(flags: Array, offsets: Array) -> Array:
@@ -182,7 +209,7 @@ def has_duplicate(rows: Rows) -> Array:
 
 
 def stray(rows: Rows, size: int | None) -> pa.Array:
-    """The first value of each row that is not one of 0..size-1; null where there is none."""
+    """The first value of each row that is not one of 0..size-1; null where there is none, or a null."""
     import pyarrow as pa
 
     count = len(rows.offsets) - 1
@@ -194,7 +221,9 @@ def stray(rows: Rows, size: int | None) -> pa.Array:
     found, none = np.zeros(count, np.int32), np.ones(count, bool)
     found[owner] = np.clip(rows.values[where[first]], -(2**31), 2**31 - 1)
     none[owner] = False
-    return pa.array(found, mask=none)
+    if rows.null is not None:
+        none |= rows.null
+    return as_arrow(found, none)
 
 
 def log_prob_of(

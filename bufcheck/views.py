@@ -126,8 +126,8 @@ class Views:
             "actors": ["actor", "path", "sha256"],
             "findings": list(findings.COLUMNS),
             "causes": list(findings.CAUSES_COLUMNS),
-            "files": description.files_schema().names,
-            "columns": description.columns_schema().names,
+            "files": list(description.FILES),
+            "columns": list(description.COLUMNS),
             "metadata": list(settings.NAMES),
         }
         for name in sql.table_names():

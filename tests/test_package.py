@@ -109,6 +109,20 @@ def test_help_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "h5py", "scipy", "pyarrow", "duckdb", "numpy", "jinja2", "polars"}
 
 
+@pytest.mark.parametrize("given", [[], ["--actor", "actors/{agent_id}-{policy_version}.safetensors"]])
+def test_validate_leaves_pandas_alone(given: list[str]) -> None:
+    """pyarrow would import it at the first to_numpy or pa.array: 0.2 s where it is installed."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "bufcheck", "validate", "healthy.parquet", *given],
+        capture_output=True,
+        text=True,
+        cwd=FIXTURES,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pandas" not in {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+
+
 def test_public_names() -> None:
     assert all(hasattr(bufcheck, name) for name in bufcheck.__all__)
     assert sorted(bufcheck.__all__) == bufcheck.__all__

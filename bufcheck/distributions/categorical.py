@@ -210,6 +210,5 @@ def _padded(rows: Rows, width: int) -> Array:
 
 def _integers(column: pa.Array) -> Array:
     """As int64, with −1 for null."""
-    filled = column.fill_null(-1) if column.null_count else column
-    numbers: Array = filled.to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers: Array = vectors.as_numpy(column, -1).astype(np.int64)
     return numbers
