@@ -25,10 +25,10 @@ PARTS = {
 }
 # What is summed over rows, first by (agent, version) and by (K, time), each of which are few; sums of
 # those are what the report needs.
+_SETS = "(agent_id, policy_version), (size, part)"
 _SUMS = {
     "count": "count(*)",
     "finite": "count(finite)",
-    "wrong": "count(*) FILTER (wrong)",
     "errors": "sum(abs(finite))",
     "squares": "sum(finite * finite)",
     "residuals": "sum(finite)",
@@ -41,6 +41,10 @@ _SUMS = {
     "xx": "sum(stored * stored)",
     "yy": "sum(replayed * replayed)",
     "xy": "sum(stored * replayed)",
+}
+# What few rows have is counted apart, among those few.
+_TAILS = {
+    "wrong": "count(*) FILTER (wrong)",
     "above_100": "count(*) FILTER (finite < -ln(100))",
     "below_001": "count(*) FILTER (finite > ln(100))",
     "beyond_5": "count(*) FILTER (abs(finite) > 5)",
@@ -50,7 +54,7 @@ _SUMS = {
 _MEASURES = """
     sum("count")::BIGINT AS rows,
     sum(wrong)::BIGINT AS mismatches,
-    sum(wrong) / sum("count") AS mismatch_rate,
+    coalesce(sum(wrong), 0) / sum("count") AS mismatch_rate,
     (sum("count") - sum(finite))::BIGINT AS nonfinite,
     sum(errors) / sum(finite) AS error_mean,
     max(worst) AS error_max,
@@ -83,9 +87,19 @@ _SUMMED = f"""
     CREATE OR REPLACE TEMP TABLE sums AS
     SELECT
         agent_id, policy_version, size, part, grouping(size) = 1 AS by_whom,
-        max(abs(residual)) AS worst, {", ".join(f'{sql} AS "{name}"' for name, sql in _SUMS.items())}
+        max(abs(residual)) AS worst, {", ".join(f'{sql} AS "{name}"' for name, sql in _SUMS.items())},
+        {", ".join(f'NULL::BIGINT AS "{name}"' for name in _TAILS)}
     FROM ({{judged}})
-    GROUP BY GROUPING SETS ((agent_id, policy_version), (size, part))
+    GROUP BY GROUPING SETS ({_SETS})
+"""
+_COUNTED = f"""
+    INSERT INTO sums BY NAME
+    SELECT
+        agent_id, policy_version, size, part, grouping(size) = 1 AS by_whom,
+        {", ".join(f'{sql} AS "{name}"' for name, sql in _TAILS.items())}
+    FROM ({{judged}})
+    WHERE wrong OR abs(finite) > ln(100)
+    GROUP BY GROUPING SETS ({_SETS})
 """
 _GROUPED = f"""
     SELECT
@@ -104,16 +118,27 @@ _GROUPED = f"""
 # The 99th percentile, to the hundredth of a decade: counting into bins is far quicker than a sketch of
 # quantiles for every group. An error of 0 has a bin of its own, below all others.
 _QUANTILES = """
-    WITH counted AS (
+    WITH binned AS (
         SELECT
-            agent_id, policy_version, size, part,
-            grouping(agent_id, policy_version, size, part) AS level,
+            agent_id, policy_version, size, part, grouping(size) = 1 AS by_whom,
             CASE WHEN finite = 0 THEN -40000 ELSE floor(100 * log10(abs(finite))) END::INTEGER AS bin,
             count(*) AS rows
         FROM ({judged})
         WHERE finite IS NOT NULL
-        GROUP BY GROUPING SETS
-            ((bin), (agent_id, bin), (policy_version, bin), (size, bin), (part, bin))
+        GROUP BY GROUPING SETS ((agent_id, policy_version, bin), (size, part, bin))
+    ),
+    counted AS (
+        SELECT
+            agent_id, policy_version, NULL AS size, NULL AS part,
+            grouping(agent_id, policy_version) * 4 + 3 AS level, bin, sum(rows) AS rows
+        FROM binned
+        WHERE by_whom
+        GROUP BY GROUPING SETS ((bin), (agent_id, bin), (policy_version, bin))
+        UNION ALL
+        SELECT NULL, NULL, size, part, 12 + grouping(size, part), bin, sum(rows)
+        FROM binned
+        WHERE NOT by_whom
+        GROUP BY GROUPING SETS ((size, bin), (part, bin))
     ),
     summed AS (
         SELECT
@@ -157,6 +182,7 @@ def of_replay(database: Database) -> dict[str, Any]:
     found: dict[str, Any] = {"direction": DIRECTION, "all": {}, **{name: {} for name in PARTS}}
     p99 = {_key(row): row["error_p99"] for row in database.rows(_QUANTILES.format(judged=judged))}
     database.execute(_SUMMED.format(judged=judged))
+    database.execute(_COUNTED.format(judged=judged))
     for row in database.rows(_GROUPED):
         measures = {k: _number(k, v) for k, v in row.items() if k not in {*PARTS.values(), "level"}}
         # The middle of a bin may lie above all that is in it; a NaN is never the lesser here.
