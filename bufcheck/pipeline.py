@@ -111,10 +111,10 @@ def opened(paths: Sequence[str], options: Options, progress: Progress | None = N
     chosen = rules.choose(options.select, ignored, options.config, options.rules)
     actors = _actors(options)
     dump = open_dump(paths, options.config)
+    agents = later(_agents, dump)
     ranges = sampling.whole_episodes(dump, options.sample) if options.sample else None
     lacking = settings.replay_lacks(dump) if actors else "an actor: --actor"
     replay = _replay(dump, actors, options) if actors and lacking is None else None
-    agents = later(_agents, dump)
     return Job(dump, chosen, without, ranges, lacking, replay, options.tolerance, agents, progress)
 
 
