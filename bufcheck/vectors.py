@@ -85,6 +85,7 @@ def as_arrow(values: Array, null: Array | None = None) -> pa.Array:
     """The reverse, for numbers: null where `null` is set. pa.array would import pandas too."""
     import pyarrow as pa
 
+    assert values.dtype != bool  # Arrow packs truths into bits
     there = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [there, pa.py_buffer(values)])
