@@ -17,7 +17,8 @@ import ppo
 import proof
 
 STEPS, SEEDS = 256, 2
-TRIAL = next(trial for trial in proof.TRIALS if trial.case.fault == "mask-not-applied")
+TRIAL = next(trial for trial in proof.TRIALS if trial.case.fault == "double-softmax")
+"""It shows in every row it hits, so that what is left is a fair sample of the original."""
 
 
 @pytest.fixture(scope="module")

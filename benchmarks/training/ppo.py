@@ -100,6 +100,7 @@ class Update(NamedTuple):
 
 def first_update(actor: Path, samples: Samples, seed: int) -> Update:
     """`seed` orders the minibatches."""
+    torch.set_num_threads(1)
     model = MaskablePPO.load(actor, device="cpu")
     model.n_epochs, model.batch_size = EPOCHS, MINIBATCH
     model.rollout_buffer = _filled(model, samples)
