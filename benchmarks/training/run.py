@@ -81,7 +81,7 @@ def plain(proof: Proof) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    numbered = list(enumerate(TRIALS, given.seed))  # no two faults hit the same rows
+    numbered = list(enumerate(TRIALS, given.seed))  # each draws its own rows
     wanted = [(i, trial) for i, trial in numbered if not given.fault or trial.case.fault in given.fault]
     proofs = []
     with tempfile.TemporaryDirectory(prefix="bufcheck-training-") as name:
