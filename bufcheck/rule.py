@@ -156,11 +156,13 @@ def _near(name: str, rules: list[Rule], also: Iterable[str]) -> str:
 
 
 def _matching(names: Sequence[str], rules: list[Rule]) -> list[Rule]:
-    """Rules by name, code, family or the start of a code (KT, SU00), commas allowed."""
+    """Rules by name, code, family or the start of a code (KT, SU00), or `all`; commas allowed."""
     parts = [p.strip() for name in names for p in name.split(",") if p.strip()]
     found: dict[str, Rule] = {}
     for part in parts:
-        of_part = [r for r in rules if r.family == part or r.code.startswith(part.upper())]
+        of_part = [
+            r for r in rules if part == "all" or r.family == part or r.code.startswith(part.upper())
+        ]
         found |= {r.code: r for r in of_part or [find(part, rules)]}
     return [found[code] for code in sorted(found)]
 

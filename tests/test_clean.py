@@ -246,6 +246,10 @@ def test_a_warning_removes_nothing_unless_it_is_selected(tmp_path: Path) -> None
     assert family["rows_dropped"] == 0
     named = api.clean(str(bad), output=tmp_path / "c.parquet", select=["values,zero-state"])
     assert named["rules"] == {"zero-state": 1}
+    both = spoilt(tmp_path / "both.parquet", [9])
+    both = changed(pq.read_table(both), both, state_embed=states)
+    every = api.clean(str(both), output=tmp_path / "d.parquet", select=["all,zero-state"])
+    assert every["rules"] == {"nonfinite-value": 1, "zero-state": 1}
 
 
 def test_a_team_s_own_rule_removes_rows(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ Examples:
   bufcheck clean dump.parquet -o clean.parquet --dry-run
   bufcheck clean rollouts/ -o clean.h5 --unit tail
   bufcheck clean dump.parquet -o clean.parquet --actor a.zip --repair realign,log-prob
+  bufcheck clean dump.parquet -o clean.parquet --select all,zero-state
   bufcheck clean dump.parquet -o clean.parquet --min-valid 0.5 --force
 
 \b
@@ -90,8 +91,8 @@ def command(
 
     Rows that an error proves bad are removed, or mended with --repair; what is left is sorted by
     (episode_id, timestep, agent_id), written, read again, and checked with the same rules and actors
-    before it gets its name. Warnings remove nothing unless --select names them. The dump itself is never
-    touched.
+    before it gets its name. Warnings remove nothing unless --select names them, as in --select
+    all,zero-state. The dump itself is never touched.
     """
     from bufcheck import cleaning, pipeline
     from bufcheck import config as configuration

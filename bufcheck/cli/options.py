@@ -76,7 +76,7 @@ def checking(command: F) -> F:
                 "--select",
                 multiple=True,
                 metavar="RULE",
-                help="Run only these: names, codes, families or the start of a code; repeatable, commas allowed.",
+                help="Run only these: names, codes, families, the start of a code, or all; repeatable, commas allowed.",
             ),
             click.option(
                 "--ignore",
