@@ -7,6 +7,7 @@ checked with the same rules and actors, the manifest last.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from bufcheck import convert, findings, manifest, pipeline, removal, repair, report
 from bufcheck import format as formats
-from bufcheck.ahead import later
+from bufcheck.ahead import later, prefetch
 from bufcheck.confidence import Diagnosis
 from bufcheck.database import Database
 from bufcheck.errors import ReadError, UsageError, WriteError
 from bufcheck.rewriting import Rewriter
-from bufcheck.whole_file import refuse, whole_files
+from bufcheck.whole_file import refuse, sync, whole_files
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -79,7 +80,8 @@ def clean(
     unit, why = removal.choose(cleaning.unit, job.dump)
     seen = [_state(path) for path in sources]
     hashes = [later(manifest.sha256, path) for path in sources]
-    with Database() as database:
+    with contextlib.ExitStack() as opened:
+        database = opened.enter_context(Database())
         plan = _plan(database, job, unit, why, cleaning, options, hashes)
         _gate(plan, cleaning)
         if cleaning.dry_run:
@@ -88,6 +90,7 @@ def clean(
         with whole_files(named, sources=sources, replace=cleaning.force) as temporaries:
             made = dict(zip(("quarantine", "output", "manifest"), temporaries, strict=True))
             _write(rewriter, plan, made, output, stage("writing"))
+            opened.close()  # the output gets a database of its own
             if seen != [_state(path) for path in sources]:
                 raise ReadError(f"{paths[0]}: it changed while it was read", "wait for its writer")
             _verify(plan, made, options, output, stage("verifying"))
@@ -230,7 +233,8 @@ def _write(
     form = formats.member(formats.of_suffix(output))
     kept = {"format": QUARANTINE_FORMAT, "cleaned": output.name}
     with parquet.Writer(made["quarantine"], rewriter.quarantine_schema(), kept) as quarantine:
-        batches = rewriter.rows(quarantine, output.parent, progress)
+        # Rows are encoded a row group at a time: what prepares them must not have to wait for that.
+        batches = prefetch(rewriter.rows(quarantine, output.parent, progress), depth=12)
         written = form.write(made["output"], rewriter.schema, batches, described)
     if written != account["rows_kept"] or quarantine.rows != account["rows_dropped"]:
         raise WriteError(
@@ -260,6 +264,7 @@ def _verify(
     quarantine, _ = manifest.names_for(output)
     paths = {"output": (made["output"], output), "quarantine": (made["quarantine"], quarantine)}
     hashes = {name: later(manifest.sha256, path) for name, (path, _) in paths.items()}
+    later(sync, made["output"])  # it takes seconds, and is done again when the file gets its name
     config = replace(options.config, columns={})  # the columns have their own names now
     again = replace(options, config=config, findings=None, causes=None)
     job = pipeline.opened([str(made["output"])], again, progress)

@@ -41,11 +41,11 @@ def whole_files(
         try:
             yield temporaries
             for temporary in temporaries:
-                _sync(temporary)
+                sync(temporary)
                 os.chmod(temporary, 0o666 & ~_umask())
             with _alone_in(paths[0].parent):
                 _publish(temporaries, paths, replace=replace)
-            _sync(paths[0].parent)
+            sync(paths[0].parent)
         except OSError as error:
             raise WriteError(f"{paths[0]}: {error.strerror or error}", "nothing was written") from None
 
@@ -174,7 +174,8 @@ def _locked(path: Path, *, exclusive: bool, wait: bool) -> Iterator[bool]:
         os.close(handle)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until what was written is on the disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder to flush it
     handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
