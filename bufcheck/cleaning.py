@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bufcheck import convert, findings, manifest, pipeline, removal, repair, report
 from bufcheck import format as formats
-from bufcheck.ahead import later, prefetch
+from bufcheck.ahead import later
 from bufcheck.confidence import Diagnosis
 from bufcheck.database import Database
 from bufcheck.errors import ReadError, UsageError, WriteError
@@ -232,9 +232,11 @@ def _write(
     described = convert.metadata(plan.job.dump) | {"cleaned": _cleaned(account, output)}
     form = formats.member(formats.of_suffix(output))
     kept = {"format": QUARANTINE_FORMAT, "cleaned": output.name}
-    with parquet.Writer(made["quarantine"], rewriter.quarantine_schema(), kept) as quarantine:
-        # Rows are encoded a row group at a time: what prepares them must not have to wait for that.
-        batches = prefetch(rewriter.rows(quarantine, output.parent, progress), depth=12)
+    # Closed whatever happens: rows on their way lie in files of their own, and those must go.
+    with (
+        parquet.Writer(made["quarantine"], rewriter.quarantine_schema(), kept) as quarantine,
+        contextlib.closing(rewriter.rows(quarantine, output.parent, progress)) as batches,
+    ):
         written = form.write(made["output"], rewriter.schema, batches, described)
     if written != account["rows_kept"] or quarantine.rows != account["rows_dropped"]:
         raise WriteError(

@@ -8,7 +8,7 @@ each of which holds a stretch of the new order that fits in memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,17 +163,18 @@ class Rewriter:
 
     def rows(
         self, quarantine: Writer, folder: Path, progress: Callable[[int, int], None] | None = None
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch]:
         """What stays, in order; what goes is given to `quarantine` on the way."""
-        if self.in_order:
-            for batch, _ in self._kept(quarantine, progress):
-                yield batch
-            return
-        yield from _sorted(self._kept(quarantine, progress), self.schema, self.dump.rows, folder)
+        with contextlib.closing(self._kept(quarantine, progress)) as kept:
+            if self.in_order:
+                for batch, _ in kept:
+                    yield batch
+            else:
+                yield from _sorted(kept, self.schema, self.dump.rows, folder)
 
     def _kept(
         self, quarantine: Writer, progress: Callable[[int, int], None] | None
-    ) -> Iterator[tuple[pa.RecordBatch, Array | None]]:
+    ) -> Generator[tuple[pa.RecordBatch, Array | None]]:
         """Each batch as it stays, with the new places of its rows where the order is another."""
         import numpy as np
         import pyarrow as pa
