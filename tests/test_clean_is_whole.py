@@ -134,11 +134,11 @@ def test_ctrl_c_leaves_nothing(dump: Path, tmp_path: Path) -> None:
             time.sleep(seconds * share)
             process.send_signal(signal.SIGINT)
             code = process.wait(60)
-        if code == 130:
-            assert list(folder.iterdir()) == []
-        else:
-            assert code == 0
+        if code == 0:
             assert is_whole(folder)
+        else:  # on a slow day Python itself is interrupted, before it knows of us
+            assert code in (130, -signal.SIGINT)
+            assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".h5"])
