@@ -58,7 +58,7 @@ def diagnose(
     _patterns(database, "first", found, without)
     versions: list[int] = []
     if replay is not None and counted["wrong"]:
-        facts = facts_of(dump, database, replay)
+        facts = _facts(dump, database, replay)
         versions = facts.versions
         # Damaged numbers are what is looked for, not warnings on stderr.
         with forward.one_thread(), np.errstate(all="ignore"):
@@ -132,8 +132,7 @@ def _counterfactuals(
             return
 
 
-def facts_of(dump: Dump, database: Database, replay: Replayer) -> Facts:
-    """What a case needs to know of the whole dump."""
+def _facts(dump: Dump, database: Database, replay: Replayer) -> Facts:
     settings = database.settings
     [healthy] = database.rows(
         "SELECT count(*) AS rows, quantile_cont(abs(residual), 0.999) AS noise FROM replay"

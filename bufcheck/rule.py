@@ -7,7 +7,8 @@ run:
     needs       table.column entries; without one of them the rule is not-checked. "a | b": either.
     wants       entries that widen the rule: without them it can fail, but not pass.
     spurious    the rows it finds never were steps of their episodes: without them, no hole is left
-    applies     the policy family it is about; legal_if: settings that declare its pattern legal
+    applies     the policy family it is about; legal_if: a list of settings that declare its
+                pattern legal, or are the reason why it is
     unless      SQL that gives a reason, or NULL: why to have found nothing is not to have passed
     on_demand   a table; columns other than those in `needs` are read only if it has rows
     parameters  numbers the SQL names as $parameter; bufcheck.toml can change them. The entries of the
@@ -104,6 +105,9 @@ def load_file(file: Path) -> Rule:
     except (ValueError, OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: {error}", "see CONTRIBUTING.md, 'Add a rule'") from None
     lists: dict[str, Any] = {key: tuple(header.pop(key, ())) for key in ("needs", "wants", "legal_if")}
+    for key, value in lists.items():
+        if isinstance(header.get(key), str) or not all(isinstance(entry, str) for entry in value):
+            raise ConfigError(f"{file}: header: {key} must be a list of texts")
     try:
         rule = Rule(sql=sql, family=file.parent.name, **lists, **header)
     except TypeError as error:
@@ -209,9 +213,9 @@ def why_not(rule: Rule, dump: Dump, values: Mapping[str, Any]) -> tuple[str, boo
     if rule.applies not in (None, family):
         return f"for {rule.applies} policies only", False
     for setting in rule.legal_if:
-        if values.get(setting) and setting == "cleaned_by_row":
-            return "`clean --unit row` took rows out, and a hole beside one is no fault", False
-        if values.get(setting):
+        if isinstance(why := values.get(setting), str):
+            return why, False
+        if why:
             key = setting.replace("_", ".", 1).replace("subset_all", "subset = all")
             return f"{key} declares it legal", False
     for need in rule.needs:

@@ -453,8 +453,9 @@ def truncated_dump(c: Context) -> Found:
 
 @rule("warning")
 def incomplete_clean(c: Context) -> Found:
-    """No dump of the reference was cleaned."""
-    return []
+    """A file that clean wrote, and no manifest: a dump of the reference has nothing beside it."""
+    cleaned = (c.dump.metadata or {}).get("cleaned") or {}
+    return [None for described in c.dump.described if described and cleaned.get("manifest")]
 
 
 # values
