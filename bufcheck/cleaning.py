@@ -230,14 +230,14 @@ def _write(
 
     account = plan.account
     described = convert.metadata(plan.job.dump) | {"cleaned": _cleaned(account, output)}
-    form = formats.member(formats.of_suffix(output))
+    form = formats.of_suffix(output)
     kept = {"format": QUARANTINE_FORMAT, "cleaned": output.name}
     # Closed whatever happens: rows on their way lie in files of their own, and those must go.
     with (
-        parquet.Writer(made["quarantine"], rewriter.quarantine_schema(), kept) as quarantine,
+        parquet.writer(made["quarantine"], rewriter.quarantine_schema(), kept) as quarantine,
         contextlib.closing(rewriter.rows(quarantine, output.parent, progress)) as batches,
     ):
-        written = form.write(made["output"], rewriter.schema, batches, described)
+        written = formats.write(form, made["output"], rewriter.schema, batches, described)
     if written != account["rows_kept"] or quarantine.rows != account["rows_dropped"]:
         raise WriteError(
             f"{output}: wrote {written} rows and {quarantine.rows} to quarantine, expected"

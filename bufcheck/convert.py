@@ -11,7 +11,7 @@ from bufcheck import __version__, schema
 from bufcheck import format as formats
 from bufcheck.config import METADATA_TABLES, Config
 from bufcheck.dump import Dump, Stored, open_dump
-from bufcheck.errors import UsageError, WriteError
+from bufcheck.errors import UsageError
 from bufcheck.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def convert(
 
     sources = [source.path for source in dump.sources]
     with whole_file(target, sources=sources, replace=force) as temporary:
-        rows: int = formats.member(form).write(temporary, arrow, batches(), metadata(dump))
-        _verify(temporary, rows, dump.rows)
+        rows = formats.write(form, temporary, arrow, batches(), metadata(dump))
+        formats.verify(temporary, dump.rows)
     return rows
 
 
@@ -133,11 +133,3 @@ def metadata(dump: Dump) -> dict[str, Any]:
             if name.startswith(f"{table}.") and value is not None
         }
     return described
-
-
-def _verify(path: Path, written: int, expected: int) -> None:
-    """Reads the new file once, which checks its checksums, before it gets its name."""
-    source = formats.open_source(path)
-    found = sum(batch.num_rows for batch in source.read(source.schema.names, None))
-    if not written == found == expected:
-        raise WriteError(f"wrote {written} rows, read back {found}, expected {expected}")

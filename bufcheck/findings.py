@@ -53,14 +53,14 @@ def write(database: Database, path: Path, sources: Sequence[Path]) -> None:
     ordered = f"{listed(replayed)} ORDER BY findings.row_id NULLS FIRST, code, message"
     reader = database.connection.sql(ordered).to_arrow_reader(1 << 16)
     with whole_file(path, sources=sources, replace=True) as temporary:
-        formats.member("parquet").write(temporary, reader.schema, reader, {"format": MARK})
+        formats.write("parquet", temporary, reader.schema, reader, {"format": MARK})
 
 
 def write_causes(database: Database, path: Path, sources: Sequence[Path]) -> None:
     """One row per row that a cause explains, and where its log-prob came from if that is known."""
     reader = database.connection.sql(f"{CAUSES} ORDER BY row_id").to_arrow_reader(1 << 16)
     with whole_file(path, sources=sources, replace=True) as temporary:
-        formats.member("parquet").write(temporary, reader.schema, reader, {"format": CAUSES_MARK})
+        formats.write("parquet", temporary, reader.schema, reader, {"format": CAUSES_MARK})
 
 
 def accept_known(database: Database, outcomes: list[Outcome], path: Path) -> int:

@@ -4,7 +4,7 @@ A format is one module in `formats/` with three functions:
 
     recognises(file)                                  does this open binary file hold it?
     open_source(path, names)                          -> Source; names: what columns are called there
-    write(path, schema, batches, metadata)            -> rows written
+    writer(path, schema, metadata)                    -> Writer
 
 and a tuple `SUFFIXES`, the first of which names its files. Only content decides what a file is.
 """
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from bufcheck.errors import ReadError, UsageError
+from bufcheck.errors import ReadError, UsageError, WriteError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +47,20 @@ class Source:
     """"verified" when reading a column also verifies its checksums."""
     uneven: dict[str, int] = field(default_factory=dict)
     """Columns that are longer than `rows`, with their length: a writer was cut off."""
+
+
+class Writer(Protocol):
+    """Takes batches one after the other; as a context manager. What it wrote is a dump once it was
+    left without an exception: `rows` is added to its metadata, and they are written, last of all."""
+
+    rows: int
+    metadata: dict[str, Any]
+
+    def append(self, batch: pa.RecordBatch) -> None: ...
+
+    def __enter__(self) -> Writer: ...
+
+    def __exit__(self, failed: object, *_: object) -> None: ...
 
 
 def names() -> list[str]:
@@ -95,6 +109,33 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
         raise ReadError(f"{path}: {_what_it_looks_like(path)}", f"bufcheck reads {_known()}")
     source: Source = member(name).open_source(path, names)
     return source
+
+
+def writer(name: str, path: Path, schema: pa.Schema, metadata: dict[str, Any]) -> Writer:
+    made: Writer = member(name).writer(path, schema, metadata)
+    return made
+
+
+def write(
+    name: str,
+    path: Path,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    metadata: dict[str, Any],
+) -> int:
+    """Writes all batches in the format of this name; returns their rows."""
+    with writer(name, path, schema, metadata) as file:
+        for batch in batches:
+            file.append(batch)
+    return file.rows
+
+
+def verify(path: Path, rows: int) -> None:
+    """Reads a new file once, which checks its checksums, before it gets its name."""
+    source = open_source(path)
+    found = sum(batch.num_rows for batch in source.read(source.schema.names, None))
+    if found != rows:
+        raise WriteError(f"{path}: wrote {rows} rows, read back {found}")
 
 
 def _known() -> str:

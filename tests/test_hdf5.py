@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from bufcheck import format as formats
 from bufcheck.errors import ReadError, WriteError
 from bufcheck.formats import _hdf5_server as server
 from bufcheck.formats import hdf5
@@ -127,9 +128,9 @@ def test_every_type_comes_back_as_it_was(tmp_path: Path) -> None:
     pieces = [batch.slice(0, 1), batch.slice(1, 0), batch.slice(1, 332), batch.slice(333)]
     metadata = {"schema": "experience/1", "producer": {"name": "ü"}}
     path = tmp_path / "all.h5"
-    assert hdf5.write(path, batch.schema, pieces, metadata) == N == metadata["rows"]
+    assert formats.write("hdf5", path, batch.schema, pieces, metadata) == N
     source = hdf5.open_source(path)
-    assert source.metadata is not None and json.loads(source.metadata) == metadata
+    assert source.metadata is not None and json.loads(source.metadata) == {**metadata, "rows": N}
     assert source.rows == N and not source.uneven and source.integrity == "verified"
     assert source.schema.equals(batch.schema, check_metadata=True)
     back = pa.Table.from_batches(source.read(source.schema.names, None))
@@ -151,7 +152,7 @@ def test_not_null_is_remembered_and_any_json_is_stored(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("b", pa.int64(), False), pa.field("a", pa.list_(pa.int8()), False)])
     batch = pa.RecordBatch.from_pydict({"b": [1], "a": [[2]]}, schema=schema)
     path = tmp_path / "a.h5"
-    hdf5.write(path, schema, [batch], {"big": "ä" * 200_000})
+    formats.write("hdf5", path, schema, [batch], {"big": "ä" * 200_000})
     source = hdf5.open_source(path)
     assert source.schema.equals(schema)
     assert source.metadata is not None and len(source.metadata) > 400_000
@@ -162,7 +163,7 @@ def test_dictionaries_that_differ_from_batch_to_batch(tmp_path: Path) -> None:
     first = pa.DictionaryArray.from_arrays(pa.array([1, 0, None], pa.int8()), ["b", "a"])
     other = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), ["a", None, "c"])
     batches = [pa.RecordBatch.from_arrays([x], names=["agent_id"]) for x in (first, other)]
-    hdf5.write(tmp_path / "a.h5", batches[0].schema, batches, {})
+    formats.write("hdf5", tmp_path / "a.h5", batches[0].schema, batches, {})
     back = everything(tmp_path / "a.h5")
     assert back.schema.field(0).type == kind
     assert back["agent_id"].to_pylist() == ["a", "b", None, "a", None, "c"]
@@ -171,7 +172,7 @@ def test_dictionaries_that_differ_from_batch_to_batch(tmp_path: Path) -> None:
 def test_ever_new_and_long_strings_are_written_in_segments(tmp_path: Path) -> None:
     words = [f"row {i}" for i in range(150_000)] + ["long" * 300_000, "row 1"]
     batch = pa.RecordBatch.from_pydict({"x_note": words})
-    hdf5.write(tmp_path / "a.h5", batch.schema, [batch], {})
+    formats.write("hdf5", tmp_path / "a.h5", batch.schema, [batch], {})
     source = hdf5.open_source(tmp_path / "a.h5")
     assert source.integrity == "verified"
     assert everything(tmp_path / "a.h5")["x_note"].to_pylist() == words
@@ -180,19 +181,19 @@ def test_ever_new_and_long_strings_are_written_in_segments(tmp_path: Path) -> No
 def test_batches_of_other_columns_are_refused(tmp_path: Path) -> None:
     one, two = (pa.RecordBatch.from_pydict({name: [1]}) for name in "ab")
     with pytest.raises(WriteError, match="other columns"):
-        hdf5.write(tmp_path / "a.h5", one.schema, [one, two], {})
+        formats.write("hdf5", tmp_path / "a.h5", one.schema, [one, two], {})
 
 
 def test_a_killed_writer_leaves_nothing_that_reads_as_a_dump(tmp_path: Path) -> None:
     code = """if True:
         import os, sys, numpy as np, pyarrow as pa
         from pathlib import Path
-        from bufcheck.formats import hdf5
+        from bufcheck import format as formats
         batch = pa.RecordBatch.from_pydict({"a": np.arange(1_000_000)})
         def batches():
             yield from [batch] * 3
             os.kill(os.getpid(), 9)
-        hdf5.write(Path(sys.argv[1]), batch.schema, batches(), {})
+        formats.write("hdf5", Path(sys.argv[1]), batch.schema, batches(), {})
     """
     path = tmp_path / "a.h5"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -210,12 +211,12 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
         import resource, signal, sys, numpy as np, pyarrow as pa
         from pathlib import Path
         from bufcheck.errors import WriteError
-        from bufcheck.formats import hdf5
+        from bufcheck import format as formats
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
         batch = pa.RecordBatch.from_pydict({"a": np.arange(1_000_000)})
         try:
-            hdf5.write(Path(sys.argv[1]), batch.schema, [batch], {})
+            formats.write("hdf5", Path(sys.argv[1]), batch.schema, [batch], {})
         except WriteError as error:
             print(error)
     """
@@ -436,7 +437,7 @@ def dump(path: Path, rows: int = 400_000) -> Path:
             ),
         }
     )
-    hdf5.write(path, batch.schema, [batch], {})
+    formats.write("hdf5", path, batch.schema, [batch], {})
     return path
 
 
@@ -533,7 +534,7 @@ def small_dumps(folder: Path) -> list[Path]:
     batch = pa.RecordBatch.from_pydict({k: v[:rows] for k, v in columns_of_every_type().items()})
     keep = ["int64", "half null", "text string", "list<item: int32> null", "logits", "x_struct"]
     batch = batch.select(keep)
-    hdf5.write(folder / "ours.h5", batch.schema, [batch], {"schema": "experience/1"})
+    formats.write("hdf5", folder / "ours.h5", batch.schema, [batch], {"schema": "experience/1"})
     with h5py.File(folder / "theirs.h5", "w") as file:
         file["episode_id"] = np.arange(rows)
         file.create_dataset("agent_id", data=["IND", "EDU"] * 30, dtype=h5py.string_dtype())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,43 +53,51 @@ class Disk(io.FileIO):
             raise WriteError(f"{self.name}: {why}", "free some space, or write elsewhere")
 
 
-def write(
-    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: dict[str, Any]
-) -> int:
-    """Writes all batches; `metadata["rows"]` is set to their count, which is returned."""
-    try:
-        disk = Disk(path, "w+")
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror}", "write elsewhere") from None
-    with disk:
+class Writer:
+    """Takes batches one after the other; what it wrote is a dump once it was closed well."""
+
+    def __init__(self, path: Path, schema: pa.Schema, metadata: dict[str, Any]) -> None:
+        if len(set(schema.names)) < len(schema.names):
+            raise WriteError(f"{path}: two columns of one name", "rename one of them")
+        try:
+            self._disk = Disk(path, "w+")
+        except OSError as error:
+            raise WriteError(f"{path}: {error.strerror}", "write elsewhere") from None
+        self.rows, self.metadata, self._schema = 0, metadata, schema
         # v110: its structure is checksummed too, and attributes may have any size.
-        with h5py.File(disk, "w", track_order=True, libver=("v110", "v110")) as file:
-            rows = _write(disk, file, schema, batches)
-            metadata["rows"] = rows
-            file.flush()
-            file.attrs["bufcheck"] = np.bytes_(json.dumps(metadata, ensure_ascii=False).encode())
-        disk.check()
-    return rows
+        self._file = h5py.File(self._disk, "w", track_order=True, libver=("v110", "v110"))
+        self._columns = [out.for_type(self._file, field.type) for field in schema]
 
-
-def _write(disk: Disk, file: h5py.File, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    if len(set(schema.names)) < len(schema.names):
-        raise WriteError(f"{disk.name}: two columns of one name", "rename one of them")
-    writers = [out.for_type(file, field.type) for field in schema]
-    rows = 0
-    for batch in batches:
-        if batch.schema.names != schema.names or batch.schema.types != schema.types:
-            raise WriteError(f"{disk.name}: a batch has other columns than the file")
+    def append(self, batch: pa.RecordBatch) -> None:
+        if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
+            raise WriteError(f"{self._disk.name}: a batch has other columns than the file")
         if batch.num_rows == 0:
-            continue
-        for writer, column in zip(writers, batch.columns, strict=True):
+            return
+        for writer, column in zip(self._columns, batch.columns, strict=True):
             writer.append(column)
-        disk.check()
-        rows += batch.num_rows
-    links = _link_names(schema.names)
-    for link, field, writer in zip(links, schema, writers, strict=True):
-        _link(file, link, field, writer.finish())
-    return rows
+        self._disk.check()
+        self.rows += batch.num_rows
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        with self._disk:
+            try:
+                if failed is None:
+                    self._finish()
+            finally:
+                self._file.close()
+            if failed is None:
+                self._disk.check()
+
+    def _finish(self) -> None:
+        links = _link_names(self._schema.names)
+        for link, field, writer in zip(links, self._schema, self._columns, strict=True):
+            _link(self._file, link, field, writer.finish())
+        self._file.flush()
+        described = json.dumps(self.metadata | {"rows": self.rows}, ensure_ascii=False)
+        self._file.attrs["bufcheck"] = np.bytes_(described.encode())
 
 
 def _link(file: h5py.File, link: str, field: pa.Field, parts: dict[str, h5py.Dataset]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,8 @@ from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from bufcheck.formats._hdf5_write import Writer
 
 SUFFIXES = (".h5", ".hdf5")
 STALL_SECONDS = 20
@@ -64,14 +66,12 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
     )
 
 
-def write(
-    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: dict[str, Any]
-) -> int:
+def writer(path: Path, schema: pa.Schema, metadata: dict[str, Any]) -> Writer:
     try:
-        from bufcheck.formats import _hdf5_write
+        from bufcheck.formats._hdf5_write import Writer
     except ImportError as error:
         raise WriteError(f"{path}: HDF5 needs h5py ({error})", "pip install h5py") from None
-    return _hdf5_write.write(path, schema, batches, metadata)
+    return Writer(path, schema, metadata)
 
 
 def _read(

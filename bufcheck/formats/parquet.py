@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -62,13 +62,8 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
     )
 
 
-def write(
-    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: dict[str, Any]
-) -> int:
-    with Writer(path, schema, metadata) as writer:
-        for batch in batches:
-            writer.append(batch)
-    return writer.rows
+def writer(path: Path, schema: pa.Schema, metadata: dict[str, Any]) -> Writer:
+    return Writer(path, schema, metadata)
 
 
 class Writer:
