@@ -17,13 +17,14 @@ from bufcheck.errors import (
     ConfigError,
     QueryError,
     ReadError,
+    SampleError,
     SchemaError,
     UsageError,
     WriteError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from os import PathLike
 
     import pyarrow as pa
@@ -31,16 +32,20 @@ if TYPE_CHECKING:
 
     from bufcheck.connection import Connection
     from bufcheck.dump import Dump
+    from bufcheck.writer import BufferWriter
 
 __version__ = "0.1.0"
 __all__ = [
     "BufcheckError",
+    "BufferWriter",
     "ConfigError",
     "QueryError",
     "ReadError",
+    "SampleError",
     "SchemaError",
     "UsageError",
     "WriteError",
+    "check_batch",
     "clean",
     "connect",
     "open_dump",
@@ -48,6 +53,14 @@ __all__ = [
     "save_actor",
     "validate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BufferWriter":  # only a trainer needs it, and it brings NumPy along
+        from bufcheck.writer import BufferWriter
+
+        return BufferWriter
+    raise AttributeError(f"module 'bufcheck' has no attribute {name!r}")
 
 
 def validate(*paths: str, **options: Any) -> dict[str, Any]:
@@ -60,6 +73,32 @@ def validate(*paths: str, **options: Any) -> dict[str, Any]:
     from bufcheck import pipeline
 
     return pipeline.validate([str(path) for path in paths], _options(options))
+
+
+def check_batch(
+    batch: Mapping[str, Any],
+    actor: Any = None,
+    *,
+    policy: Mapping[str, Any] | None = None,
+    advantage: Mapping[str, Any] | None = None,
+    agents: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Check rows that are still in memory, in the training loop; returns the report `validate` returns.
+
+    `batch` holds a tensor, array or list per column of the schema; `actor` is what `replay` takes, the
+    network in training included. Put what the update recomputed before its first step into
+    `new_log_prob`: it must equal `old_log_prob`, or the ratio is not 1 where it has to be. Rows of a
+    mini-batch come in any order, so rules about time and neighbours are left out, unless `select` names
+    them. `policy`, `advantage` and `agents` are what the metadata of a dump says.
+    """
+    from bufcheck import memory
+
+    if "select" not in options:
+        options["ignore"] = [*options.get("ignore", ()), "time", "broadcast"]
+    if actor is not None:
+        options["actor"] = actor
+    return memory.check_batch(batch, memory.described(policy, advantage, agents), _options(options))
 
 
 def clean(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bufcheck import __version__, schema
+from bufcheck import __version__, description, schema
 from bufcheck import format as formats
 from bufcheck.config import METADATA_TABLES, Config
 from bufcheck.dump import Dump, Stored, open_dump
@@ -121,6 +121,9 @@ def metadata(dump: Dump) -> dict[str, Any]:
     raw = dump.sources[0].metadata
     if raw is not None:
         kept: dict[str, Any] = json.loads(raw)
+        if kept.pop("part", None) is not None and not description.has_all_parts(dump):
+            # What was cut off stays so under its new name.
+            kept["part"] = {"writer": "part", "number": 0, "last": False}
         return kept
     described: dict[str, Any] = {
         "schema": schema.CURRENT,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bufcheck import schema
 from bufcheck.dump import declared_rows
+from bufcheck.whole_file import UNFINISHED
 
 if TYPE_CHECKING:
     from bufcheck.dump import Dump
@@ -23,6 +24,10 @@ FILES = {
     "described": "BOOLEAN",
     "lacks_manifest": "VARCHAR",
     "uneven": "VARCHAR",
+    "writer": "VARCHAR",
+    "part": "BIGINT",
+    "last": "BOOLEAN",
+    "unfinished": "VARCHAR",
 }
 COLUMNS = {
     "name": "VARCHAR",
@@ -51,7 +56,39 @@ def files(dump: Dump) -> Iterator[dict[str, Any]]:
             "described": source.metadata is not None,
             "lacks_manifest": lacks_manifest(source),
             "uneven": ", ".join(f"{n} has {c}" for n, c in source.uneven.items()) or None,
+            **_part(source),
+            "unfinished": unfinished(dump, source),
         }
+
+
+def _part(source: Source) -> dict[str, Any]:
+    """Which part of what a BufferWriter wrote this file is, if it is one."""
+    told = schema.parse_metadata(source.metadata, str(source.path)).get("part") or {}
+    kinds = {"writer": str, "number": int, "last": bool}
+    found = {name: told.get(name) for name, kind in kinds.items() if type(told.get(name)) is kind}
+    if len(found) < len(kinds):
+        return {"writer": None, "part": None, "last": None}
+    writer = f"{source.path.parent}/{found['writer']}"
+    return {"writer": writer, "part": found["number"], "last": found["last"]}
+
+
+def has_all_parts(dump: Dump) -> bool:
+    """Whether what BufferWriters wrote is here from the first part to the last."""
+    writers: dict[str, dict[int, bool]] = {}
+    for part in map(_part, dump.sources):
+        if part["part"] is not None:
+            writers.setdefault(part["writer"], {})[part["part"]] = part["last"]
+    whole = all(parts[max(parts)] and len(parts) == max(parts) + 1 for parts in writers.values())
+    return whole and not any(unfinished(dump, source) for source in dump.sources)
+
+
+def unfinished(dump: Dump, source: Source) -> str | None:
+    """A file of the same dump that its writer has not closed: it is at work, or was killed."""
+    folder = source.path.parent
+    of_parts = _part(source)["part"] is not None
+    if not of_parts and not any(Path(given).is_dir() for given in dump.given):
+        return None
+    return next((path.name for path in sorted(folder.glob(f"{UNFINISHED}*"))), None)
 
 
 def lacks_manifest(source: Source) -> str | None:

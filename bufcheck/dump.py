@@ -105,22 +105,26 @@ def open_dump(paths: Sequence[str], config: Config | None = None) -> Dump:
     config = config or Config()
     found = files_of(paths)
     sources = [formats.open_source(path, config.columns) for path, _ in found]
+    return of_sources(list(paths), sources, config, [hive for _, hive in found])
+
+
+def of_sources(
+    given: list[str], sources: list[Source], config: Config, hive: Sequence[dict[str, str]] = ()
+) -> Dump:
+    """A dump of what is open already. `hive`: the columns that folders give each source."""
     starts, rows = [], 0
     for source in sources:
         starts.append(rows)
         rows += source.rows
     if rows == 0:
-        raise ReadError(f"{paths[0]}: holds no rows", "was the trainer stopped before it wrote?")
-    declared = _declared(sources)
-    settings, assumed = _settle(declared, config)
-    columns = _columns(found, sources, config)
+        raise ReadError(f"{given[0]}: holds no rows", "was the trainer stopped before it wrote?")
+    settings, assumed = _settle(_declared(sources), config)
+    columns = _columns(sources, hive or [{}] * len(sources), config)
     foreign = not any(s.metadata for s in sources)
     for stored in (c for entries in columns.values() for c in entries):
         if note := _assumption(stored, foreign):
             assumed[f"columns.{stored.name}"] = note
-    dump = Dump(
-        list(paths), sources, starts, rows, columns, settings, declared=not foreign, assumed=assumed
-    )
+    dump = Dump(given, sources, starts, rows, columns, settings, declared=not foreign, assumed=assumed)
     _refuse_the_unrelated(dump)
     return dump
 
@@ -172,12 +176,13 @@ def _settle(
 
 
 def _columns(
-    found: list[tuple[Path, dict[str, str]]], sources: list[Source], config: Config
+    sources: list[Source], hive: Sequence[dict[str, str]], config: Config
 ) -> dict[str, list[Stored]]:
     known = schema.load().columns
     ours = {stored: name for name, stored in config.columns.items()}
     columns: dict[str, list[Stored]] = {}
-    for index, ((path, hive), source) in enumerate(zip(found, sources, strict=True)):
+    for index, (source, in_path) in enumerate(zip(sources, hive, strict=True)):
+        path = source.path
         names = {ours.get(f.name, f.name): f for f in source.schema}
         if lost := [s for n, s in config.columns.items() if n not in names]:
             raise ReadError(f"{path}: has no column {lost[0]!r}", f"mend [columns] in {config.path}")
@@ -186,7 +191,7 @@ def _columns(
             if name in known:
                 read_as = schema.readable_as(known[name], arrow.type)
             columns.setdefault(name, []).append(Stored(name, arrow.name, index, arrow.type, read_as))
-        for key, value in hive.items():
+        for key, value in in_path.items():
             name = ours.get(key, key)
             if name not in names:
                 columns.setdefault(name, []).append(_from_path(name, key, index, value, path))

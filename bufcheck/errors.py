@@ -2,13 +2,14 @@
 
 BufcheckError            the command could not do its work: one line on stderr, exit 2
 ├── UsageError           the request makes no sense (an unknown rule, two outputs of one name)
+│   └── SampleError      what a trainer hands over is not a sample: which column, which row
 ├── ConfigError          bufcheck.toml or a rule file says something that cannot be meant
 ├── ReadError            a file cannot be read: damaged, cut off, foreign, refused
 │   └── SchemaError      it can be read, but its metadata is not a contract we know
 ├── QueryError           SQL that was refused, failed, or took too much
 └── WriteError           an output could not be written; nothing is left behind
 
-What is wrong *with the experience* is never an exception: it is a finding.
+What is wrong *with stored experience* is never an exception: it is a finding.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ class BufcheckError(Exception):
 
 
 class UsageError(BufcheckError): ...
+
+
+class SampleError(UsageError): ...
 
 
 class ConfigError(BufcheckError): ...

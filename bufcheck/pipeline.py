@@ -79,11 +79,11 @@ class Job:
 
 
 def validate(
-    paths: Sequence[str], options: Options | None = None, progress: Progress | None = None
+    given: Sequence[str] | Dump, options: Options | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Checks a dump and returns the report, as schemas/report.v1.schema.json describes it."""
     options = options or Options()
-    job = opened(paths, options, progress)
+    job = opened(given, options, progress)
     with Database() as database:
         columns = load(database, job)
         outcomes = run_rules(database, job)
@@ -102,7 +102,7 @@ def validate(
         )
 
 
-def opened(paths: Sequence[str], options: Options, progress: Progress | None = None) -> Job:
+def opened(given: Sequence[str] | Dump, options: Options, progress: Progress | None = None) -> Job:
     if options.actor:  # torch takes its time to import; the dump can be opened meanwhile
         later(importlib.import_module, "torch")
     without = frozenset(_names(options.ignore)) & set(cause.names())
@@ -110,7 +110,7 @@ def opened(paths: Sequence[str], options: Options, progress: Progress | None = N
     ignored = [n for n in _names(options.ignore) if n not in without or n in rule_names]
     chosen = rules.choose(options.select, ignored, options.config, options.rules)
     actors = _actors(options)
-    dump = open_dump(paths, options.config)
+    dump = given if isinstance(given, Dump) else open_dump(given, options.config)
     agents = later(_agents, dump)
     ranges = sampling.whole_episodes(dump, options.sample) if options.sample else None
     lacking = settings.replay_lacks(dump) if actors else "an actor: --actor"

@@ -13,22 +13,34 @@ from pathlib import Path
 from bufcheck.errors import UsageError, WriteError
 
 TEMPORARY = ".bufcheck-"
+UNFINISHED = ".unfinished-"
+"""What the file of a trainer is called until its writer has closed it."""
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, sources: Sequence[Path] = (), replace: bool = False) -> Iterator[Path]:
+def whole_file(
+    path: Path,
+    *,
+    sources: Sequence[Path] = (),
+    replace: bool = False,
+    prefix: str = TEMPORARY,
+) -> Iterator[Path]:
     """Yields a temporary name beside `path`; gives it that name when the block ends well.
 
     Refuses a path that is one of the `sources`, by whatever name, and, unless told to `replace`,
     one that exists.
     """
-    with whole_files([path], sources=sources, replace=replace) as [temporary]:
+    with whole_files([path], sources=sources, replace=replace, prefix=prefix) as [temporary]:
         yield temporary
 
 
 @contextlib.contextmanager
 def whole_files(
-    paths: Sequence[Path], *, sources: Sequence[Path] = (), replace: bool = False
+    paths: Sequence[Path],
+    *,
+    sources: Sequence[Path] = (),
+    replace: bool = False,
+    prefix: str = TEMPORARY,
 ) -> Iterator[list[Path]]:
     """The same for files of one folder that belong together.
 
@@ -37,7 +49,7 @@ def whole_files(
     """
     refuse(paths, sources=sources, replace=replace)
     with contextlib.ExitStack() as stack:
-        temporaries = [stack.enter_context(_temporary(path)) for path in paths]
+        temporaries = [stack.enter_context(_temporary(path, prefix)) for path in paths]
         try:
             yield temporaries
             for temporary in temporaries:
@@ -81,9 +93,11 @@ def left_over(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
+def _temporary(path: Path, prefix: str) -> Iterator[Path]:
+    if prefix == UNFINISHED:
+        prefix += f"{path.stem}-"  # so that it tells whose it is
     try:
-        handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix=path.suffix, dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=prefix, suffix=path.suffix, dir=path.parent)
         os.close(handle)
     except OSError as error:
         raise WriteError(f"{path}: {error.strerror or error}") from None

@@ -27,6 +27,8 @@ ORDER = [
     ["config", "vectors", "format"],
     ["files", "whole_file"],
     ["dump", "digest"],
+    ["incoming"],
+    ["screen", "rollout"],
     ["digester", "sampling", "settings", "description", "actor", "distribution"],
     ["forward"],
     ["replayer"],
@@ -38,7 +40,9 @@ ORDER = [
     ["diagnosis"],
     ["output", "report"],
     ["pipeline", "convert", "removal", "repair", "manifest"],
-    ["rewriting"],
+    ["rewriting", "memory", "parts"],
+    ["writer"],
+    ["trainer", "testing"],
     ["fault", "cleaning", "views", "boxed", "question", "prompt"],
     ["box", "connection"],
     ["query"],
@@ -56,6 +60,7 @@ COLLECTIONS = {
     "questions": "question",
     "repairs": "repair",
     "results": "result",
+    "trainers": "trainer",
 }
 
 
