@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from bufcheck import format as formats
 from bufcheck.errors import ReadError, UsageError
+from bufcheck.whole_file import UNFINISHED
 
 
 def files_of(paths: Sequence[str]) -> list[tuple[Path, dict[str, str]]]:
@@ -32,13 +33,19 @@ def files_of(paths: Sequence[str]) -> list[tuple[Path, dict[str, str]]]:
                 raise ReadError(f"{given}: no file matches")
             found += [(Path(m), {}) for m in matches if not Path(m).is_dir()]
         else:
-            raise ReadError(f"{given}: no such file or folder")
+            raise ReadError(f"{given}: no such file or folder", _at_work(path.parent, path.stem))
     seen: set[Path] = set()
     for path, _ in found:
         if path.resolve() in seen:
             raise UsageError(f"{path}: given twice")
         seen.add(path.resolve())
     return found
+
+
+def _at_work(folder: Path, stem: str) -> str:
+    """A BufferWriter's file has another name until it is closed."""
+    beside = sorted(folder.glob(f"{UNFINISHED}{glob.escape(stem)}*"))
+    return f"{beside[0].name} is there: its writer is at work, or was killed" if beside else ""
 
 
 def _in_folder(folder: Path) -> list[tuple[Path, dict[str, str]]]:
@@ -51,7 +58,7 @@ def _in_folder(folder: Path) -> list[tuple[Path, dict[str, str]]]:
         if formats.has_known_suffix(path) or (path.stat().st_size and formats.of_file(path)):
             found.append((path, _hive(relative)))
     if not found:
-        raise ReadError(f"{folder}: no Parquet or HDF5 file in this folder")
+        raise ReadError(f"{folder}: no Parquet or HDF5 file in this folder", _at_work(folder, ""))
     return sorted(found, key=lambda entry: _natural(str(entry[0].relative_to(folder))))
 
 

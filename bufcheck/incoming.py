@@ -108,8 +108,16 @@ def as_array(name: str, value: Any) -> Array:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        detail = str(error).splitlines()[0][:100]
-        raise SampleError(f"{name} cannot be read as numbers ({detail})") from None
+        raise SampleError(_uneven(name, value, str(error))) from None
+
+
+def _uneven(name: str, value: Any, error: str) -> str:
+    """Which of the rows is not like the first."""
+    shapes = [np.shape(entry) for entry in value] if isinstance(value, (list, tuple)) else []
+    for at, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            return f"{name} of sample {at} has shape {list(shape)}, sample 0 has {list(shapes[0])}"
+    return f"{name} cannot be read as numbers ({error.splitlines()[0][:100]})"
 
 
 def _flatten(found: Array) -> str:
@@ -121,17 +129,24 @@ def _flatten(found: Array) -> str:
 def _field(column: Column | None, name: str, value: Any, rows: int) -> Field:
     if column is None:
         return _own(name, value, rows)
-    if column.kind == "string" or (column.types[-1] == "string" and _is_text(value)):
-        return _texts(name, value, rows)
-    null = None
-    if column.nullable and isinstance(value, (list, tuple)) and any(v is None for v in value):
-        null = np.array([v is None for v in value])
-        value = [0 if v is None else v for v in value]
+    value, null = _without_nulls(column, value)
+    if column.kind == "string" and ("int64" not in column.types or _is_text(value)):
+        return Field(_texts(name, value, rows), null=null)
     found = as_array(name, value)
     if column.is_vector:
         return Field(_vectors(column, found, rows))
-    found = _one_a_row(name, found, rows)
-    return Field(_scalars(column, found), null=null)
+    return Field(_scalars(column, _one_a_row(name, found, rows)), null=null)
+
+
+def _without_nulls(column: Column, value: Any) -> tuple[Any, Array | None]:
+    """A list with something in the place of each None, and where that was."""
+    if not isinstance(value, (list, tuple)) or all(entry is not None for entry in value):
+        return value, None
+    null = np.array([entry is None for entry in value])
+    if not column.nullable:
+        raise SampleError(f"{column.name} of sample {int(null.argmax())} is missing")
+    nothing: Any = "" if any(isinstance(entry, str) for entry in value) else 0
+    return [nothing if entry is None else entry for entry in value], null
 
 
 def _one_a_row(name: str, found: Array, rows: int) -> Array:
@@ -202,18 +217,14 @@ def _is_text(value: Any) -> bool:
     return isinstance(first, str) or getattr(first, "dtype", np.dtype(int)).kind in "UO"
 
 
-def _texts(name: str, value: Any, rows: int) -> Field:
+def _texts(name: str, value: Any, rows: int) -> Array:
     """Texts as objects; agents may be numbered."""
     if isinstance(value, (str, int)):
-        return Field(np.full(rows, str(value), object))
-    found = as_array(name, value)
-    found = _one_a_row(name, found, rows)
-    if found.dtype.kind == "f":
+        return np.full(rows, str(value), object)
+    found = _one_a_row(name, as_array(name, value), rows)
+    if found.dtype.kind not in "UOiu":
         raise SampleError(f"{name} is {found.dtype}, expected texts or integers")
-    missing = [v is None for v in found] if found.dtype.kind == "O" else []
-    if any(missing):
-        raise SampleError(f"{name} of sample {missing.index(True)} is missing")
-    return Field(found.astype(str).astype(object))
+    return found.astype(str).astype(object)
 
 
 def _own(name: str, value: Any, rows: int) -> Field:
@@ -256,6 +267,7 @@ def _ragged(column: Column, value: Any, rows: int, lengths: Array | None) -> Fie
 def _of_lists(column: Column, value: Sequence[Any], rows: int, item: type) -> Field:
     if len(value) != rows:
         raise SampleError(f"{column.name} has {len(value)} rows, old_log_prob has {rows}")
+    _without_nulls(column, value)
     pieces = [as_array(column.name, piece) for piece in value]
     for at, piece in enumerate(pieces):
         if piece.ndim != 1:
@@ -318,6 +330,6 @@ def _arrow(field: Field) -> pa.Array:
         return pa.ListArray.from_arrays(pa.array(field.offsets, pa.int32()), pa.array(values))
     if values.ndim == 2:
         return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    if values.dtype == object:
-        return pa.array(values.tolist(), pa.string())
+    if values.dtype.kind == "O":
+        return pa.array(values, pa.string(), mask=null)
     return pa.array(values, mask=null)

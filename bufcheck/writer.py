@@ -84,8 +84,12 @@ class BufferWriter:
         """Take one sample: a dict or keywords, each column as one row has it."""
         from bufcheck import incoming
 
-        given = {**(step or {}), **columns}
-        one = {name: [value] if value is not None else None for name, value in given.items()}
+        known = schema.load().columns
+        one = {
+            name: [value]
+            for name, value in {**(step or {}), **columns}.items()
+            if value is not None or (name in known and known[name].nullable)
+        }
         with self._ready():
             fields = self._checked(incoming.fields_of(self._complete(one), 1, self._policy))
             self._steps.append(fields)
@@ -319,4 +323,4 @@ def _as_name(agent_id: str | None) -> str:
 
 
 def _beside(path: Path, is_folder: bool) -> Path:
-    return path / "actors" if is_folder else path.with_name(f"{path.stem}.actors")
+    return path.with_name(f"{path.name if is_folder else path.stem}.actors")

@@ -24,8 +24,8 @@ from bufcheck import schema
 ORDER = [
     ["errors", "shipped", "ahead", "spawn", "landlock", "lazy", "statement", "history"],
     ["schema", "given", "sql", "result", "completion"],
-    ["config", "vectors", "format"],
-    ["files", "whole_file"],
+    ["config", "vectors", "format", "whole_file"],
+    ["files"],
     ["dump", "digest"],
     ["incoming"],
     ["screen", "rollout"],
