@@ -1,4 +1,4 @@
-"""The pages in docs/trainers/: each holds one whole script and the command that checks its dump."""
+"""The pages about dumping: each holds one whole script and the command that checks its dump."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, bufcheck
 
-PAGES = sorted((ROOT / "docs" / "trainers").glob("*.md"))
+PAGES = [ROOT / "docs" / "writer.md", *sorted((ROOT / "docs" / "trainers").glob("*.md"))]
 HEAVY = {"rllib"}
 """Trainers too large to install for every test run: tests/heavy runs their pages."""
 

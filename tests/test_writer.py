@@ -646,33 +646,42 @@ def test_what_was_cut_off_stays_so_when_converted(tmp_path: Path, suffix: str) -
     assert_clean(tmp_path / f"whole{suffix}", network())
 
 
-def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".parquet", ".h5"])
+def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path, suffix: str) -> None:
+    """Two parts fit under the limit on a file's size, the third does not."""
     code = """
-        import resource, sys
-        sys.path[:0] = [{tests!r}]
-        from test_writer import *
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-        import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        actor = network()
-        with api.BufferWriter(sys.argv[1], policy=POLICY, part_rows=int(sys.argv[2])) as buffer:
-            for number in range(400):
-                buffer.append_rollout(rollout(actor, 600, number, number * 100))
+        import resource, signal, sys
+        import numpy as np
+        import bufcheck
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
+        rng = np.random.default_rng(0)
+        over_all = {"subset": "all", "action_space": 4}
+        how = {"policy": over_all, "part_rows": 1, "suffix": sys.argv[2]}
+        with bufcheck.BufferWriter(sys.argv[1], **how) as buffer:
+            for episode, rows in enumerate([100, 200, 200_000]):
+                buffer.append_rollout({
+                    "episode_id": episode,
+                    "timestep": np.arange(rows),
+                    "agent_id": "a",
+                    "state_embed": rng.normal(size=(rows, 16)),
+                    "action_index": rng.integers(0, 4, rows),
+                    "old_log_prob": -rng.random(rows),
+                })
     """
     ran = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(code).format(tests=str(ROOT / "tests")),
-            str(tmp_path / "run"),
-            "1000000",
-        ],
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "run"), suffix],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert ran.returncode != 0
-    assert "WriteError" in ran.stderr
-    assert not list((tmp_path / "run").glob("part-*"))
+    assert ran.returncode == 1, ran
+    assert "WriteError" in ran.stderr.splitlines()[-1]
+    names = [f"part-00000{suffix}", f"part-00001{suffix}"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == names
+    report = api.validate(str(tmp_path / "run"))
+    assert report["dump"]["rows"] == 300
+    assert "truncated-dump" in failing(report)
 
 
 # Several processes
