@@ -40,7 +40,7 @@ def convert(
     sources = [source.path for source in dump.sources]
     with whole_file(target, sources=sources, replace=force) as temporary:
         rows: int = formats.member(form).write(temporary, arrow, batches(), metadata(dump))
-        _verify(temporary, rows, dump.rows)
+        verify(temporary, rows, dump.rows)
     return rows
 
 
@@ -135,7 +135,7 @@ def metadata(dump: Dump) -> dict[str, Any]:
     return described
 
 
-def _verify(path: Path, written: int, expected: int) -> None:
+def verify(path: Path, written: int, expected: int) -> None:
     """Reads the new file once, which checks its checksums, before it gets its name."""
     source = formats.open_source(path)
     found = sum(batch.num_rows for batch in source.read(source.schema.names, None))

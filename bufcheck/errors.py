@@ -4,7 +4,8 @@ BufcheckError            the command could not do its work: one line on stderr, 
 ├── UsageError           the request makes no sense (an unknown rule, two outputs of one name)
 ├── ConfigError          bufcheck.toml or a rule file says something that cannot be meant
 ├── ReadError            a file cannot be read: damaged, cut off, foreign, refused
-│   └── SchemaError      it can be read, but its metadata is not a contract we know
+│   ├── SchemaError      it can be read, but its metadata is not a contract we know
+│   └── ForeignError     an importer cannot make a dump of it
 ├── QueryError           SQL that was refused, failed, or took too much
 └── WriteError           an output could not be written; nothing is left behind
 
@@ -33,6 +34,9 @@ class ReadError(BufcheckError): ...
 
 
 class SchemaError(ReadError): ...
+
+
+class ForeignError(ReadError): ...
 
 
 class QueryError(BufcheckError): ...

@@ -91,6 +91,8 @@ class Folder:
 @dataclass
 class Walk:
     file_bytes: int
+    most_columns: int = MAX_COLUMNS
+    most_objects: int = MAX_OBJECTS
     objects: int = 0
 
     def root(self, file: h5py.File) -> Folder:
@@ -99,8 +101,8 @@ class Walk:
 
     def _folder(self, group: Any, path: str, above: tuple[int, ...]) -> Folder:
         folder = Folder(h5py.Group(group))
-        if not path and group.get_num_objs() > MAX_COLUMNS:
-            raise ReadError(f"{group.get_num_objs()} columns are more than {MAX_COLUMNS}")
+        if not path and group.get_num_objs() > self.most_columns:
+            raise ReadError(f"{group.get_num_objs()} columns are more than {self.most_columns}")
         for name in folder.group:
             if not isinstance(name, str) or not name.isprintable():
                 raise ReadError(f"the column name {name!r} is not text", DUMP_AGAIN)
@@ -117,7 +119,7 @@ class Walk:
 
     def _count(self, depth: int) -> None:
         self.objects += 1
-        if self.objects > MAX_OBJECTS or depth > MAX_DEPTH:
+        if self.objects > self.most_objects or depth > MAX_DEPTH:
             raise ReadError("more groups and datasets than any dump has", DUMP_AGAIN)
 
     def _refuse_links(self, group: Any, name: bytes, where: str) -> None:
