@@ -226,7 +226,8 @@ def _assumption(stored: Stored, foreign: bool) -> dict[str, Any] | None:
 
 def _refuse_the_unrelated(dump: Dump) -> None:
     required = schema.load().required(dump.policy)
-    if not any(name in dump.columns for name in required):
+    readable = any(dump.has(name) for name in schema.load().columns)
+    if not readable or not any(name in dump.columns for name in required):
         names = ", ".join(list(dump.columns)[:8])
         raise ReadError(
             f"{dump.given[0]}: not an experience dump: none of its columns ({names}) is in the schema",

@@ -164,14 +164,9 @@ def _add(plan: Plan, role: str, source: str) -> None:
     if pa.types.is_nested(wanted) and role in ("state_embed", "action"):
         item = kind.type.value_type if pa.types.is_nested(kind.type) else kind.type
         if item != wanted.value_type:
-            plan.notes.append(
-                f"{role} is {wanted.value_type}, as a network sees it; {source} is {item}"
-            )
-    plan.outputs.append(
-        Output(
-            role, wanted, source, lambda piece: _values.as_arrow(piece.columns[source], wanted, source)
-        )
-    )
+            types = [schema.type_name(one) for one in (wanted.value_type, item)]
+            plan.notes.append(f"{role} is {types[0]}, as a network sees it; {source} is {types[1]}")
+    plan.outputs.append(Output(role, wanted, source, _as_is(source, wanted)))
 
 
 def _as_is(source: str, wanted: pa.DataType) -> Callable[[Piece], pa.Array]:
