@@ -101,7 +101,8 @@ class _Machine(pickle._Unpickler):
         self._grown(set).update(_flat(values))
 
     def _frozenset(self) -> None:
-        self.stack.append(frozenset(_flat(self.pop_mark())))
+        values = self.pop_mark()
+        self.stack.append(frozenset(_flat(values)))
 
     def _grown(self, *kinds: type) -> Any:
         if not isinstance(self.stack[-1], kinds):

@@ -111,7 +111,7 @@ def _array(data: Any, kind: Any, shape: Any, order: Any, budget: Budget) -> Arra
         raise Refused(f"it has an array that claims shape {wanted} with {len(data)} bytes")
     budget.spend(len(data))
     if not data:
-        return np.zeros(wanted, kind.dtype)
+        return np.zeros(wanted, kind.dtype.newbyteorder("="))
     held = np.frombuffer(data, kind.dtype).reshape(wanted, order=order)
     return held if held.dtype.isnative else held.astype(held.dtype.newbyteorder("="))
 
