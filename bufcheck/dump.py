@@ -16,7 +16,7 @@ from bufcheck import format as formats
 from bufcheck import schema
 from bufcheck.config import NAME as CONFIG_NAME
 from bufcheck.config import Config
-from bufcheck.errors import ReadError, SchemaError
+from bufcheck.errors import NoDumpError, ReadError, SchemaError
 from bufcheck.files import files_of
 from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
 
@@ -110,7 +110,7 @@ def open_dump(paths: Sequence[str], config: Config | None = None) -> Dump:
         starts.append(rows)
         rows += source.rows
     if rows == 0:
-        raise ReadError(f"{paths[0]}: holds no rows", "was the trainer stopped before it wrote?")
+        raise NoDumpError(f"{paths[0]}: holds no rows", "was the trainer stopped before it wrote?")
     declared = _declared(sources)
     settings, assumed = _settle(declared, config)
     columns = _columns(found, sources, config)
@@ -229,7 +229,7 @@ def _refuse_the_unrelated(dump: Dump) -> None:
     readable = any(dump.has(name) for name in schema.load().columns)
     if not readable or not any(name in dump.columns for name in required):
         names = ", ".join(list(dump.columns)[:8])
-        raise ReadError(
+        raise NoDumpError(
             f"{dump.given[0]}: not an experience dump: none of its columns ({names}) is in the schema",
             f"name them under [columns] in {CONFIG_NAME}; `bufcheck schema` lists what is needed",
         )

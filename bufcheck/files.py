@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from bufcheck import format as formats
-from bufcheck.errors import ReadError, UsageError
+from bufcheck.errors import NoDumpError, ReadError, UsageError
 
 
 def files_of(paths: Sequence[str]) -> list[tuple[Path, dict[str, str]]]:
@@ -51,7 +51,7 @@ def _in_folder(folder: Path) -> list[tuple[Path, dict[str, str]]]:
         if formats.has_known_suffix(path) or (path.stat().st_size and formats.of_file(path)):
             found.append((path, _hive(relative)))
     if not found:
-        raise ReadError(f"{folder}: no Parquet or HDF5 file in this folder")
+        raise NoDumpError(f"{folder}: no Parquet or HDF5 file in this folder")
     return sorted(found, key=lambda entry: _natural(str(entry[0].relative_to(folder))))
 
 

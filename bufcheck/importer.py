@@ -5,6 +5,7 @@ An importer is one module in `importers/`; its docstring says what it reads.
     EXAMPLE                a command line, for --help
     recognises(path)       whether this file or folder looks like one of its kind; a cheap look
     find(paths, asked)     -> Found: what the source holds, by the names it has there
+    TAKES_AXES             there, if --axes means something to it
 
 What the names mean (`importers/aliases.toml`), which family of policies acted, where episodes begin and
 what is missing is found out in the same way for all, in `importers/_plan.py`.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bufcheck import format as formats
 from bufcheck.config import Config
 from bufcheck.convert import verify
-from bufcheck.errors import ForeignError, ReadError, UsageError
+from bufcheck.errors import ForeignError, NoDumpError, ReadError, UsageError
 from bufcheck.whole_file import refuse, whole_file
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 MOST_SORTED = 256 << 20
 """Rows are sorted in memory up to this size; beyond it they keep the order of the source."""
 PIECE_BYTES = 4 << 20
+DIFFERENT = ("not in every part of the source", "of several shapes")
 AXES = ("time", "env", "agent")
 
 
@@ -115,12 +117,10 @@ def member(name: str) -> Any:
     return importlib.import_module(f"bufcheck.importers.{name.replace('-', '_')}")
 
 
-def hint(error: ReadError) -> str:
+def hint(error: NoDumpError) -> str:
     """What to say after an error about a file that is no dump, but one that an importer knows."""
     path = Path(error.problem.partition(": ")[0])
-    if isinstance(error, ForeignError) or not path.exists():
-        return ""
-    for name in names():
+    for name in names() if path.exists() else ():
         try:
             if member(name).recognises(path):
                 return f"try bufcheck convert --from {name} {path} OUT.parquet"
@@ -144,6 +144,8 @@ def import_dump(
     form = formats.of_suffix(target)
     refuse([target], replace=force)
     try:
+        if asked.axes and not hasattr(member(name), "TAKES_AXES"):
+            raise UsageError(f"--axes means nothing to --from {name}", "leave it out")
         found = member(name).find([Path(path) for path in _present(paths)], asked)
         plan = plan_for(name, found, asked)
 
@@ -223,12 +225,11 @@ def common(seen: Iterable[dict[str, Kind]]) -> tuple[dict[str, Kind], dict[str, 
             if name not in columns and not number:
                 columns[name] = kind
             elif name not in columns:
-                left_out.setdefault(name, "not in every part of the source")
+                left_out.setdefault(name, DIFFERENT[0])
         for name in [name for name in columns if columns[name] != part.get(name)]:
             wider = _wider(columns[name], part[name]) if name in part else None
             if wider is None:
-                reason = "of several shapes" if name in part else "not in every part of the source"
-                left_out[name] = reason
+                left_out[name] = DIFFERENT[1] if name in part else DIFFERENT[0]
                 del columns[name]
             else:
                 columns[name] = wider

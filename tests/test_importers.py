@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import CAMPAIGN, ROOT, bufcheck, failing, refused
+from conftest import CAMPAIGN, HEALTHY, ROOT, bufcheck, failing, refused
 from foreign import SAMPLES, Sample
 
 import bufcheck as api
 from bufcheck import importer, schema
 from bufcheck.config import Config
-from bufcheck.errors import BufcheckError, ForeignError, ReadError
+from bufcheck.errors import BufcheckError, ForeignError, NoDumpError
 from bufcheck.importer import Asked, Imported, import_dump
 from bufcheck.importers import _names
 
@@ -115,7 +115,7 @@ def test_without_from_the_error_ends_with_the_importer(name: str, tmp_path: Path
 @pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
 def test_every_sample_is_recognised_by_its_importer_alone(sample: Sample, tmp_path: Path) -> None:
     source = sample.write(tmp_path, 0)
-    known = importer.hint(ReadError(f"{source}: is no dump"))
+    known = importer.hint(NoDumpError(f"{source}: is no dump"))
     assert known == f"try bufcheck convert --from {sample.importer} {source} OUT.parquet"
 
 
@@ -150,7 +150,7 @@ def test_damage_is_one_line_or_harmless(name: str, tmp_path: Path) -> None:
             brought(sample.importer, copy, tmp_path / "out.parquet")
         except BufcheckError as error:
             assert "\n" not in str(error)
-        importer.hint(ReadError(f"{copy}: is no dump"))
+        importer.hint(NoDumpError(f"{copy}: is no dump"))
 
 
 # The command
@@ -197,8 +197,14 @@ def test_bad_requests_are_one_line(tmp_path: Path) -> None:
     twice = refused(bufcheck("convert", "--from", "npz", source, source, target))
     assert "given twice" in twice
     assert "suffix" in refused(bufcheck("convert", "--from", "npz", source, tmp_path / "dump.csv"))
-    into_itself = refused(bufcheck("convert", "--from", "npz", "--force", source, source))
-    assert "suffix" in into_itself
+    axes = refused(bufcheck("convert", "--from", "d4rl", source, target, "--axes", "time"))
+    assert "--axes means nothing to --from d4rl" in axes
+
+
+def test_a_checkpoint_is_not_taken_for_experience(tmp_path: Path) -> None:
+    torch.save(foreign.categorical_actor().state_dict(), tmp_path / "actor.pt")
+    message = refused(bufcheck("validate", HEALTHY, "--actor", tmp_path / "actor.pt"))
+    assert "--arch" in message and "--from" not in message
 
 
 def test_a_source_is_not_its_own_target(tmp_path: Path) -> None:
@@ -401,6 +407,12 @@ def test_several_files_are_several_rollouts(tmp_path: Path) -> None:
     count = len(alone["episode_id"].unique())
     assert len(table) == 2 * len(alone) and len(table["episode_id"].unique()) == 2 * count
     assert table.slice(len(alone))["timestep"] == alone["timestep"]
+
+
+def test_files_that_differ_are_not_one_source(tmp_path: Path) -> None:
+    both = [foreign.npz_envs(tmp_path), foreign.npz_agents(tmp_path)]
+    message = refusal("npz", both, tmp_path)
+    assert "the parts of the source differ in" in message and "actions" in message
 
 
 def test_episode_ids_of_several_files_are_kept_apart(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from bufcheck import __version__
-from bufcheck.errors import BufcheckError, ReadError
+from bufcheck.errors import BufcheckError, NoDumpError
 
 STARTED = time.monotonic()
 COMMANDS = ("validate", "query", "clean", "convert", "inject", "schema", "rules", "explain", "demo")
@@ -42,10 +42,10 @@ class Commands(click.Group):
         except click.ClickException as error:
             error.show()
             sys.exit(EXIT_FAILED)
-        except ReadError as error:
+        except NoDumpError as error:
             from bufcheck.importer import hint
 
-            way = hint(error)  # what is no dump may be what another tool wrote
+            way = hint(error)
             _fail(f"{error}; {way}" if way else str(error))
         except BufcheckError as error:
             _fail(str(error))

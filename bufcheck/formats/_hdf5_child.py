@@ -110,7 +110,7 @@ def _answer(request: dict[str, Any]) -> Iterator[Frame]:
     with h5py.File(path, "r") as file:
         if "texts" in request:  # a file of another tool, for an importer
             walk = _hdf5_layout.Walk(path.stat().st_size, *[_hdf5_tree.MOST_GROUPS] * 2)
-            yield from _hdf5_tree.answer(walk.root(file), request)
+            yield from _hdf5_tree.answer(walk, file, request)
             return
         root = _hdf5_layout.Walk(path.stat().st_size).root(file)
         columns = _hdf5_recognise.columns(root, set(request["ragged"]), request["lengths"])

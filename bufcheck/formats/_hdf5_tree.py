@@ -16,38 +16,53 @@ import pyarrow as pa
 from bufcheck.errors import ReadError
 from bufcheck.formats import _hdf5_stream
 from bufcheck.formats._hdf5_columns import arrow_type, numbers
-from bufcheck.formats._hdf5_layout import DUMP_AGAIN, Folder, Stored
+from bufcheck.formats._hdf5_layout import DUMP_AGAIN, Folder, Stored, Walk
 
 MOST_TEXT = 1000
 MOST_ATTRIBUTE = 64
+GROUPS_AT_ONCE = 200
 MOST_GROUPS = 1_000_000
 """As many episodes as one file may hold."""
 
 
-def answer(root: Folder, request: dict[str, Any]) -> Iterator[tuple[bytes, Any]]:
-    found = dict(_datasets(root, ""))
-    if "parts" not in request:
-        yield b"D", json.dumps(_described(root, found, request["texts"])).encode()
-        return
-    for path, start, stop in request["parts"]:
-        stored = found.get(path)
-        if stored is None or stored.dtype is None or stop > stored.rows:
+def answer(walk: Walk, file: h5py.File, request: dict[str, Any]) -> Iterator[tuple[bytes, Any]]:
+    yield from (
+        _slices(walk, file, request["parts"]) if "parts" in request else _told(walk, file, request)
+    )
+    yield b"Z", b""
+
+
+def _slices(walk: Walk, file: h5py.File, parts: list[Any]) -> Iterator[tuple[bytes, Any]]:
+    for path, start, stop in parts:
+        stored = walk.dataset(file, path)
+        if stored.dtype is None or stop > stored.rows:
             raise ReadError(f"{path} is not what it was a moment ago", "wait until its writer is done")
         # Flat: the reader knows the shape, and a list for every row would cost more than the rows.
         flat = pa.array(numbers(stored, start, stop).reshape(-1), arrow_type(stored.dtype))
         yield b"B", _hdf5_stream.serialised(pa.RecordBatch.from_arrays([flat], ["values"]))
-    yield b"Z", b""
 
 
-def _datasets(folder: Folder, path: str) -> Iterator[tuple[str, Stored]]:
-    for name, item in folder.children.items():
+def _told(walk: Walk, file: h5py.File, request: dict[str, Any]) -> Iterator[tuple[bytes, Any]]:
+    """A few groups at a time: to walk a file of many takes longer than a reader should be silent."""
+    some: dict[str, Stored | Folder] = {}
+    for name, item in walk.one_by_one(file):
+        some[name] = item
+        if len(some) == GROUPS_AT_ONCE:
+            yield b"B", json.dumps(_described(some, request["texts"])).encode()
+            some = {}
+    yield b"B", json.dumps(_described(some, request["texts"])).encode()
+
+
+def _datasets(children: dict[str, Stored | Folder], path: str) -> Iterator[tuple[str, Stored]]:
+    for name, item in children.items():
         if isinstance(item, Folder):
-            yield from _datasets(item, f"{path}{name}/")
+            yield from _datasets(item.children, f"{path}{name}/")
         else:
             yield path + name, item
 
 
-def _described(root: Folder, found: dict[str, Stored], texts: list[str]) -> dict[str, Any]:
+def _described(some: dict[str, Stored | Folder], texts: list[str]) -> dict[str, Any]:
+    found = dict(_datasets(some, ""))
     numeric = {
         path: {"shape": stored.shape, "dtype": stored.dtype.newbyteorder("=").str}
         for path, stored in found.items()
@@ -58,9 +73,7 @@ def _described(root: Folder, found: dict[str, Stored], texts: list[str]) -> dict
         "others": [path for path in found if path not in numeric],
         "texts": {path: _text(found[path]) for path in texts if path in found},
         "attributes": {
-            name: _numbers_of(item.group)
-            for name, item in root.children.items()
-            if isinstance(item, Folder)
+            name: _numbers_of(item.group) for name, item in some.items() if isinstance(item, Folder)
         },
     }
 

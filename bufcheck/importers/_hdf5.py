@@ -52,17 +52,20 @@ class Part(NamedTuple):
 
 def look(path: Path, texts: Sequence[str] = ()) -> Tree:
     """Opens nothing but this file, and reads none of its data; `texts` name short texts to bring."""
+    tree = Tree(path, {}, [], {}, {})
     child = server.acquire()
     try:
         child.ask(path, _request(path, texts), STALL_SECONDS)
-        found = json.loads(child.answer(path, STALL_SECONDS)[1].to_pybytes())
+        while (frame := child.answer(path, STALL_SECONDS))[0] == b"B":
+            found = json.loads(frame[1].to_pybytes())
+            for name, one in found["datasets"].items():
+                tree.datasets[name] = Dataset(tuple(one["shape"]), np.dtype(one["dtype"]))
+            tree.others.extend(found["others"])
+            tree.texts.update(found["texts"])
+            tree.attributes.update(found["attributes"])
     finally:
         server.release(child)
-    datasets = {
-        name: Dataset(tuple(one["shape"]), np.dtype(one["dtype"]))
-        for name, one in found["datasets"].items()
-    }
-    return Tree(path, datasets, found["others"], found["texts"], found["attributes"])
+    return tree
 
 
 def read(tree: Tree, parts: Sequence[Part]) -> Iterator[Array]:

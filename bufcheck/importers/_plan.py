@@ -189,7 +189,11 @@ def _add_actions(plan: Plan) -> set[str]:
 
     def make(piece: Piece) -> pa.Array:
         values = piece.columns[source]
-        return _values.as_arrow(values - first if first else values, pa.int32(), source)
+        if first:
+            values = (
+                pa.compute.subtract(values, first) if isinstance(values, pa.Array) else values - first
+            )
+        return _values.as_arrow(values, pa.int32(), source)
 
     plan.outputs.append(Output(role, pa.int32(), source, make))
     size = plan.policy.settings.get("action_space")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bufcheck.config import NAME as CONFIG_NAME
 from bufcheck.errors import ForeignError
-from bufcheck.importer import Asked, Found
+from bufcheck.importer import DIFFERENT, Asked, Found
 
 MOST_LOOKED_AT = 4096
 CATEGORICAL = "categorical"
@@ -35,6 +35,11 @@ def settle(found: Found, roles: dict[str, str], asked: Asked) -> Policy:
     told = {k.split(".")[1]: v for k, v in asked.config.metadata.items() if k.startswith("policy.")}
     actions = next((roles[r] for r in ("action_index", "action", "action_id") if r in roles), None)
     if actions is None:
+        if differing := [name for name, why in found.left_out.items() if why in DIFFERENT]:
+            raise ForeignError(
+                f"{found.files[0]}: the parts of the source differ in {_few(differing)}",
+                "convert those that are alike together",
+            )
         raise ForeignError(
             f"{found.files[0]}: has nothing that looks like actions",
             f"name them: --column action_index=NAME or action=NAME; it has {_few(found.columns)}",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 EXAMPLE = "bufcheck convert --from npz rollout-*.npz dump.parquet"
+TAKES_AXES = True
 MOST_ARRAYS = 10_000
 MOST_EXPANSION = 1100
 """Deflate cannot shrink anything more than about 1032 times."""

@@ -16,6 +16,7 @@ from bufcheck.errors import ForeignError
 from bufcheck.importer import Asked, Found, Kind, Piece, common
 
 EXAMPLE = "bufcheck convert --from pickle episodes.pkl dump.parquet"
+TAKES_AXES = True
 TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 SUFFIXES = (".pkl", ".pickle", ".p", ".pt", ".pth", ".torch")
 PLAIN = "save lists, dicts, numbers, NumPy arrays and tensors only, or use numpy.savez"

@@ -28,7 +28,8 @@ def recognises(path: Path) -> bool:
         import pyarrow.parquet as pq
 
         names = set(pq.read_schema(path).names)
-        return names == {"item"} or {"obs", "actions", "rewards"} <= names or "policy_batches" in names
+        steps = {"obs", "actions", "rewards"} <= names and names & {"eps_id", "terminateds", "type"}
+        return names == {"item"} or bool(steps) or "policy_batches" in names
     batch = b'"SampleBatch"' in head or b'"MultiAgentBatch"' in head
     return head[:1] == b"{" and (batch or (b'"obs"' in head and b'"eps_id"' in head))
 
