@@ -193,6 +193,17 @@ def test_code_is_not_run(name: str, wrapped: bool, tmp_path: Path) -> None:
     assert not canary.exists()
 
 
+def test_torch_may_not_be_told_to_trust_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    canary, source = tmp_path / "canary", tmp_path / "evil.pt"
+    with pytest.raises(Refused):
+        _unpickle.loads(storage_with_code(canary))
+    torch.save([{"rewards": Call(os.system, f"touch {canary}")}], source)
+    message = refused(bufcheck("convert", "--from", "pickle", source, tmp_path / "o.parquet"))
+    assert "it holds more than plain data ('posix.system')" in message
+    assert not canary.exists()
+
+
 def test_the_canary_would_sing(tmp_path: Path) -> None:
     """Python's own reader runs them, or this would prove nothing."""
     for name in ("os.system", "INST", "OBJ", "STACK_GLOBAL", "getattr", "object array"):

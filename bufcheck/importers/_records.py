@@ -34,23 +34,21 @@ def rollouts(held: Any, size: int, asked: Asked) -> list[dict[str, Any]]:
     leaves = _leaves(held, {}, 0)
     if leaves > LEAVES_PER_BYTE * size + FREE_LEAVES:
         raise Refused(f"it unfolds to {leaves:,} values, far more than its size allows")
-    held = _plain(held)
+    held = plain(held)
     if isinstance(held, dict):
         inner = [
-            v
-            for v in held.values()
-            if isinstance(v, SEQUENCES) and v and isinstance(_plain(v[0]), dict)
+            v for v in held.values() if isinstance(v, SEQUENCES) and v and isinstance(plain(v[0]), dict)
         ]
         if len(inner) != 1 or _names.roles(_texts(held), Asked(), "").keys() & {"reward", "action"}:
-            return [_columns(held)]
+            return [columns_of(held)]
         held = inner[0]
     if not isinstance(held, SEQUENCES) or not held:
         raise Refused(EXPECTED)
-    items = [_plain(item) for item in held]
+    items = [plain(item) for item in held]
     if all(isinstance(item, dict) for item in items):
-        return [_stacked(items)] if _are_steps(items, asked) else [_columns(item) for item in items]
+        return [_stacked(items)] if _are_steps(items, asked) else [columns_of(item) for item in items]
     if all(isinstance(item, SEQUENCES) for item in items):
-        each = [[_plain(step) for step in item] for item in items if item]
+        each = [[plain(step) for step in item] for item in items if item]
         if each and all(isinstance(step, dict) for steps in each for step in steps):
             return [_stacked(steps) for steps in each]
     raise Refused(EXPECTED)
@@ -76,7 +74,7 @@ def _leaves(held: Any, known: dict[int, int], depth: int) -> int:
     return int(held.numel()) if hasattr(held, "numel") else 1
 
 
-def _plain(held: Any) -> Any:
+def plain(held: Any) -> Any:
     """What stands behind a value: the array, not the box it came in."""
     if isinstance(held, Held):
         return held.values
@@ -109,20 +107,20 @@ def _present(asked: Asked, item: dict[Any, Any]) -> dict[str, str]:
 
 
 def _single(value: Any) -> Any:
-    value = _plain(value)
+    value = plain(value)
     return range(len(value)) if isinstance(value, list) else value
 
 
-def _columns(held: dict[Any, Any]) -> dict[str, Any]:
+def columns_of(held: dict[Any, Any]) -> dict[str, Any]:
     """The values of a dict that have a length, as arrays; of dicts in it by `outer/inner`."""
-    found = {name: _array(value) for name, value in _leaf_items(held, "")}
+    found = {name: array_of(value) for name, value in _leaf_items(held, "")}
     return {name: values for name, values in found.items() if values is not None}
 
 
 def _leaf_items(held: dict[Any, Any], path: str, depth: int = 0) -> list[tuple[str, Any]]:
     items: list[tuple[str, Any]] = []
     for key, value in held.items():
-        value = _plain(value)
+        value = plain(value)
         if isinstance(value, dict) and depth < 3:
             items += _leaf_items(value, f"{path}{key}/", depth + 1)
         else:
@@ -134,11 +132,11 @@ def _stacked(steps: list[dict[Any, Any]]) -> dict[str, Any]:
     """One array a name, for the names that every step has."""
     rows = [dict(_leaf_items(step, "")) for step in steps]
     names = [name for name in rows[0] if all(name in row for row in rows)]
-    found = {name: _array([row[name] for row in rows]) for name in names}
+    found = {name: array_of([row[name] for row in rows]) for name in names}
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _array(values: Any) -> Any:
+def array_of(values: Any) -> Any:
     """NumPy for numbers, Arrow for texts and lists of several lengths; None for what is neither."""
     if isinstance(values, np.ndarray):
         return values if values.ndim and values.dtype.kind in "biuf" else _texts_of(values)
@@ -160,7 +158,7 @@ def _array(values: Any) -> Any:
 
 
 def _unboxed(value: Any) -> Any:
-    value = _plain(value)
+    value = plain(value)
     return [_unboxed(inner) for inner in value] if isinstance(value, list) else value
 
 

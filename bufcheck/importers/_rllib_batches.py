@@ -103,7 +103,7 @@ def _of_columns(record: Any) -> Batch:
             continue
         values = unpacked(values) if _is_packed(values) else values
         if isinstance(values, dict):
-            inner = _records._columns(values)
+            inner = _records.columns_of(values)
             batch |= {f"{name}/{key}": column for key, column in inner.items()}
         else:
             batch[name] = _array(values)
@@ -114,7 +114,7 @@ def _array(values: Any) -> Any:
     """A column: an array, a list of what makes one, or of packed arrays."""
     if isinstance(values, (list, np.ndarray)) and len(values) and _is_packed(values[0]):
         values = [unpacked(value) for value in values]
-    return _records._array(values)
+    return _records.array_of(values)
 
 
 def _named(batch: Batch, policy: str) -> Batch:
@@ -218,7 +218,7 @@ def _buffer(held: Any) -> Any:
     if not isinstance(held, dict):
         return None
     skipped = held.get("lookback")
-    values = _records._array(held.get("data"))
+    values = _records.array_of(held.get("data"))
     return values[skipped:] if values is not None and type(skipped) is int and skipped > 0 else values
 
 
@@ -247,4 +247,4 @@ def unpacked(text: str) -> Any:
         raise ForeignError(f"a compressed column is damaged ({detail})", AGAIN) from None
     if len(data) > most:
         raise ForeignError("a compressed column claims to hold more than it can", AGAIN)
-    return _records._plain(_unpickle.loads(data))
+    return _records.plain(_unpickle.loads(data))

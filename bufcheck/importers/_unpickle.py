@@ -15,10 +15,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
-from bufcheck.importers._unpickle_parts import ALLOWED, Allowed, Budget, Refused, Unfinished
+from bufcheck.importers._unpickle_parts import (
+    ALLOWED,
+    Allowed,
+    Budget,
+    Refused,
+    Unfinished,
+    without_depth,
+)
 
-KEYS = (str, int, float, bytes, type(None))
-"""Of dicts, and in sets: what has no depth."""
 MOST_NAME = 80
 UNKNOWN = (
     *(pickle.PERSID, pickle.BINPERSID, pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX),
@@ -98,11 +103,11 @@ class _Machine(pickle._Unpickler):
 
     def _additems(self) -> None:
         values = self.pop_mark()
-        self._grown(set).update(_flat(values))
+        self._grown(set).update(without_depth(values))
 
     def _frozenset(self) -> None:
         values = self.pop_mark()
-        self.stack.append(frozenset(_flat(values)))
+        self.stack.append(frozenset(without_depth(values)))
 
     def _grown(self, *kinds: type) -> Any:
         if not isinstance(self.stack[-1], kinds):
@@ -111,7 +116,7 @@ class _Machine(pickle._Unpickler):
 
     @staticmethod
     def _put(held: dict[Any, Any], values: list[Any]) -> None:
-        keys = _flat(values[::2])
+        keys = without_depth(values[::2])
         held.update(zip(keys, values[1::2], strict=True))
 
     def _bytearray(self) -> None:
@@ -123,13 +128,6 @@ class _Machine(pickle._Unpickler):
 
     def _unknown(self) -> NoReturn:
         raise Refused("it makes objects of classes of its own")
-
-
-def _flat(values: list[Any]) -> list[Any]:
-    """To hash what is nested a million deep would end the process."""
-    if not all(isinstance(value, KEYS) for value in values):
-        raise Refused("it has keys that are neither texts nor numbers")
-    return values
 
 
 for _code, _does in {

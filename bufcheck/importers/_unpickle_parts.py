@@ -18,6 +18,7 @@ from bufcheck.vectors import Array
 TYPES = re.compile(r"[<>|=]?([biufSUO])(\d{0,6})")
 SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}
 MOST_AXES = 32
+KEYS = (str, int, float, bytes, type(None))
 WORK_PER_BYTE, FREE_WORK = 32, 1 << 20
 
 
@@ -168,10 +169,15 @@ def _listed(budget: Budget, values: Any) -> list[Any]:
     return list(values)
 
 
-def _members(budget: Budget, values: Any) -> list[Any]:
-    from bufcheck.importers._unpickle import _flat
+def without_depth(values: list[Any]) -> list[Any]:
+    """Keys and members of sets: to hash what is nested a million deep would end the process."""
+    if not all(isinstance(value, KEYS) for value in values):
+        raise Refused("it has keys that are neither texts nor numbers")
+    return values
 
-    return _flat(_listed(budget, values))
+
+def _members(budget: Budget, values: Any) -> list[Any]:
+    return without_depth(_listed(budget, values))
 
 
 def _ordered(budget: Budget, pairs: Any = ()) -> dict[Any, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bufcheck.errors import ForeignError
-from bufcheck.importer import Asked, Found, Kind, Piece, common
+from bufcheck.importer import Asked, Found, Kind, Piece, common, kind_of
 
 EXAMPLE = "bufcheck convert --from minari ~/.minari/datasets/cartpole/expert-v0 dump.parquet"
 MAIN, METADATA = "main_data.hdf5", "metadata.json"
@@ -38,72 +38,74 @@ def recognises(path: Path) -> bool:
     return folder is not None and "total_episodes" in _metadata(folder)
 
 
+class Dataset(NamedTuple):
+    folder: Path
+    metadata: dict[str, Any]
+    storage: Any
+    """The module that reads it."""
+    episodes: list[Episode]
+    first: int
+    """What its episode 0 is called: those of a second dataset are numbered on from the first's."""
+
+    def space(self, name: str) -> dict[str, Any]:
+        try:
+            space = json.loads(self.metadata.get(name) or "{}")
+        except (ValueError, TypeError, RecursionError):
+            raise ForeignError(f"{self.folder / METADATA}: its {name} is not JSON", COPY) from None
+        return space if isinstance(space, dict) else {}
+
+
 def find(paths: list[Path], asked: Asked) -> Found:
-    folders = []
+    datasets: list[Dataset] = []
     for path in paths:
-        folder = _data_folder(path)
-        if folder is None:
-            raise ForeignError(
-                f"{path}: no Minari dataset: it has no {METADATA}",
-                "name the dataset's folder, which holds data/",
-            )
-        folders.append(folder)
-    opened = [(_storage(folder), _metadata(folder)) for folder in folders]
-    found = [
-        (module, module.episodes(folder)) for folder, (module, _) in zip(folders, opened, strict=True)
-    ]
-    for folder, (_, metadata), (_, episodes) in zip(folders, opened, found, strict=True):
-        _refuse_the_incomplete(folder, metadata, episodes)
-    everything = [episode for _, episodes in found for episode in episodes]
+        datasets.append(_opened(path, sum(_numbers(one.episodes) for one in datasets)))
+    everything = [episode for one in datasets for episode in one.episodes]
     columns, left_out = common(episode.columns for episode in everything)
-    spaces = [_spaces(metadata, folder) for folder, (_, metadata) in zip(folders, opened, strict=True)]
-    _leave_out_images(columns, left_out, spaces, opened)
-    told = _told(columns, spaces)
+    _leave_out_images(columns, left_out, datasets)
     known = [episode.seed for episode in everything if episode.seed is not None]
     seeds = len(known) == len(everything) and max(known, default=0) < 2**63
-    offsets = _offsets([episodes for _, episodes in found])
 
     def pieces() -> Iterator[Piece]:
-        for (module, episodes), offset in zip(found, offsets, strict=True):
-            for piece, episode, start in module.read(episodes, columns):
-                yield _with_keys(piece, episode, start, offset, seeds)
+        for one in datasets:
+            for held, episode, start in one.storage.read(one.episodes, columns):
+                count = len(next(iter(held.values())))
+                yield Piece({**_keys(episode, start, count, one.first, seeds), **held})
 
-    keys = _with_keys({}, Episode(0, 0, {}, 0, None), 0, 0, seeds, 0).columns
-    from bufcheck.importer import kind_of
-
-    held = {**{name: kind_of(values) for name, values in keys.items()}, **columns}
-    files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
+    keys = _keys(Episode(0, 0, {}, 0, None), 0, 0, 0, seeds)
+    kinds = {**{name: kind_of(values) for name, values in keys.items()}, **columns}
+    files = [p for one in datasets for p in sorted(one.folder.rglob("*")) if p.is_file()]
     rows = sum(episode.steps for episode in everything)
-    return Found(files, held, rows, pieces, left_out=left_out, **told)
+    return Found(files, kinds, rows, pieces, left_out=left_out, **_told(columns, datasets))
 
 
-def _with_keys(
-    columns: dict[str, Any],
-    episode: Episode,
-    start: int,
-    offset: int,
-    seeds: bool,
-    rows: int | None = None,
-) -> Piece:
+def _opened(path: Path, first: int) -> Dataset:
+    folder = _data_folder(path)
+    if folder is None:
+        raise ForeignError(
+            f"{path}: no Minari dataset: it has no {METADATA}",
+            "name the dataset's folder, which holds data/",
+        )
+    from bufcheck.importers import _minari_arrow, _minari_hdf5
+
+    metadata = _metadata(folder)
+    storage = _minari_hdf5 if (folder / MAIN).is_file() else _minari_arrow
+    episodes = storage.episodes(folder)
+    _refuse_the_incomplete(folder, metadata, episodes)
+    return Dataset(folder, metadata, storage, episodes, first)
+
+
+def _numbers(episodes: list[Episode]) -> int:
+    return max((episode.number for episode in episodes), default=-1) + 1
+
+
+def _keys(episode: Episode, start: int, count: int, first: int, seeds: bool) -> dict[str, Any]:
     import numpy as np
 
-    count = len(next(iter(columns.values()))) if rows is None else rows
     keys = {
-        "episode_id": np.full(count, offset + episode.number, np.int64),
+        "episode_id": np.full(count, first + episode.number, np.int64),
         "timestep": start + np.arange(count, dtype=np.int64),
     }
-    if seeds:
-        keys["seed"] = np.full(count, episode.seed, np.int64)
-    return Piece({**keys, **columns})
-
-
-def _offsets(found: list[list[Episode]]) -> list[int]:
-    """Episodes of a second dataset are numbered on from those of the first."""
-    offsets, next_one = [], 0
-    for episodes in found:
-        offsets.append(next_one)
-        next_one += max((episode.number for episode in episodes), default=-1) + 1
-    return offsets
+    return keys | ({"seed": np.full(count, episode.seed, np.int64)} if seeds else {})
 
 
 def _data_folder(path: Path) -> Path | None:
@@ -132,12 +134,6 @@ def _metadata(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _storage(folder: Path) -> Any:
-    from bufcheck.importers import _minari_arrow, _minari_hdf5
-
-    return _minari_hdf5 if (folder / MAIN).is_file() else _minari_arrow
-
-
 def _refuse_the_incomplete(folder: Path, metadata: dict[str, Any], episodes: list[Episode]) -> None:
     counted = {"total_episodes": len(episodes), "total_steps": sum(one.steps for one in episodes)}
     for key, count in counted.items():
@@ -149,18 +145,7 @@ def _refuse_the_incomplete(folder: Path, metadata: dict[str, Any], episodes: lis
             )
 
 
-def _spaces(metadata: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name in ("observation_space", "action_space"):
-        try:
-            space = json.loads(metadata.get(name) or "{}")
-        except (ValueError, TypeError, RecursionError):
-            raise ForeignError(f"{folder / METADATA}: its {name} is not JSON", COPY) from None
-        found[name] = space if isinstance(space, dict) else {}
-    return found
-
-
-def _told(columns: dict[str, Kind], spaces: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+def _told(columns: dict[str, Kind], datasets: list[Dataset]) -> dict[str, Any]:
     """What the spaces say of the policy, and what is taken for granted."""
     assumed = []
     if any(name.startswith("infos/") for name in columns):
@@ -173,8 +158,8 @@ def _told(columns: dict[str, Kind], spaces: list[dict[str, dict[str, Any]]]) -> 
             f"observations are in parts ({', '.join(parts[:6])}); name the one the actor saw with"
             " --column state_embed=NAME"
         )
-    action = spaces[0]["action_space"]
-    alike = all(space["action_space"] == action for space in spaces)
+    action = datasets[0].space("action_space")
+    alike = all(one.space("action_space") == action for one in datasets)
     size, first = action.get("n"), action.get("start", 0)
     if not alike or action.get("type") != "Discrete" or type(size) is not int or type(first) is not int:
         return {"assumed": assumed}
@@ -186,15 +171,12 @@ def _told(columns: dict[str, Kind], spaces: list[dict[str, dict[str, Any]]]) -> 
 
 
 def _leave_out_images(
-    columns: dict[str, Kind],
-    left_out: dict[str, str],
-    spaces: list[dict[str, dict[str, Any]]],
-    opened: list[tuple[Any, dict[str, Any]]],
+    columns: dict[str, Kind], left_out: dict[str, str], datasets: list[Dataset]
 ) -> None:
     """JPEG is not what the actor saw, to the last bit; Minari stores images so unless told not to."""
-    for space, (_, metadata) in zip(spaces, opened, strict=True):
-        for name, where in (("observations", "observation_space"), ("actions", "action_space")):
-            if metadata.get("jpeg_encoding", True) and _is_image(space[where]):
+    for one in datasets:
+        for name, space in (("observations", "observation_space"), ("actions", "action_space")):
+            if one.metadata.get("jpeg_encoding", True) and _is_image(one.space(space)):
                 columns.pop(name, None)
                 left_out[name] = (
                     "JPEG images are not what the actor saw; collect with jpeg_encoding=False"
