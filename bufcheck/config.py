@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bufcheck import schema
-from bufcheck.errors import ConfigError
+from bufcheck.errors import ConfigError, UsageError
 
 NAME = "bufcheck.toml"
 METADATA_TABLES = ("policy", "advantage", "agents")
@@ -86,3 +87,24 @@ def _names(raw: dict[str, Any], name: str, path: Path) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise ConfigError(f"{path}: {name} must be a list of rule names or codes")
     return tuple(names)
+
+
+def assignments(texts: Sequence[str]) -> dict[str, str]:
+    """What --column says: ours=theirs, each once."""
+    found: dict[str, str] = {}
+    for text in texts:
+        ours, equals, theirs = text.partition("=")
+        if not equals or not ours.strip() or not theirs.strip() or ours.strip() in found:
+            raise UsageError(f"--column {text}: say OURS=THEIRS, each of ours once")
+        found[ours.strip()] = theirs.strip()
+    return found
+
+
+def with_columns(config: Config, columns: dict[str, str]) -> Config:
+    """The same with more names, which come before those of the file."""
+    for name in columns:
+        if name not in schema.load().columns:
+            raise UsageError(
+                f"--column {name}: no column of {schema.CURRENT}", "`bufcheck schema` lists them"
+            )
+    return replace(config, columns=config.columns | columns)

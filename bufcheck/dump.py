@@ -16,7 +16,7 @@ from bufcheck import format as formats
 from bufcheck import schema
 from bufcheck.config import NAME as CONFIG_NAME
 from bufcheck.config import Config
-from bufcheck.errors import ReadError, SchemaError
+from bufcheck.errors import NoDumpError, ReadError, SchemaError
 from bufcheck.files import files_of
 from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
 
@@ -117,7 +117,7 @@ def of_sources(
         starts.append(rows)
         rows += source.rows
     if rows == 0:
-        raise ReadError(f"{given[0]}: holds no rows", "was the trainer stopped before it wrote?")
+        raise NoDumpError(f"{given[0]}: holds no rows", "was the trainer stopped before it wrote?")
     settings, assumed = _settle(_declared(sources), config)
     columns = _columns(sources, hive or [{}] * len(sources), config)
     foreign = not any(s.metadata for s in sources)
@@ -231,9 +231,10 @@ def _assumption(stored: Stored, foreign: bool) -> dict[str, Any] | None:
 
 def _refuse_the_unrelated(dump: Dump) -> None:
     required = schema.load().required(dump.policy)
-    if not any(name in dump.columns for name in required):
+    readable = any(dump.has(name) for name in schema.load().columns)
+    if not readable or not any(name in dump.columns for name in required):
         names = ", ".join(list(dump.columns)[:8])
-        raise ReadError(
+        raise NoDumpError(
             f"{dump.given[0]}: not an experience dump: none of its columns ({names}) is in the schema",
             f"name them under [columns] in {CONFIG_NAME}; `bufcheck schema` lists what is needed",
         )

@@ -5,7 +5,9 @@ BufcheckError            the command could not do its work: one line on stderr, 
 │   └── SampleError      what a trainer hands over is not a sample: which column, which row
 ├── ConfigError          bufcheck.toml or a rule file says something that cannot be meant
 ├── ReadError            a file cannot be read: damaged, cut off, foreign, refused
-│   └── SchemaError      it can be read, but its metadata is not a contract we know
+│   ├── SchemaError      it can be read, but its metadata is not a contract we know
+│   ├── NoDumpError      it can be read, but holds no experience that we know; another tool's, maybe
+│   └── ForeignError     an importer cannot make a dump of it
 ├── QueryError           SQL that was refused, failed, or took too much
 └── WriteError           an output could not be written; nothing is left behind
 
@@ -37,6 +39,12 @@ class ReadError(BufcheckError): ...
 
 
 class SchemaError(ReadError): ...
+
+
+class NoDumpError(ReadError): ...
+
+
+class ForeignError(ReadError): ...
 
 
 class QueryError(BufcheckError): ...

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from bufcheck import format as formats
-from bufcheck.errors import ReadError, UsageError
+from bufcheck.errors import NoDumpError, ReadError, UsageError
 from bufcheck.whole_file import UNFINISHED
 
 
@@ -58,7 +58,7 @@ def _in_folder(folder: Path) -> list[tuple[Path, dict[str, str]]]:
         if formats.has_known_suffix(path) or (path.stat().st_size and formats.of_file(path)):
             found.append((path, _hive(relative)))
     if not found:
-        raise ReadError(f"{folder}: no Parquet or HDF5 file in this folder", _at_work(folder, ""))
+        raise NoDumpError(f"{folder}: no Parquet or HDF5 file in this folder", _at_work(folder, ""))
     return sorted(found, key=lambda entry: _natural(str(entry[0].relative_to(folder))))
 
 

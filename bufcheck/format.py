@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bufcheck.errors import ReadError, UsageError, WriteError
+from bufcheck.errors import NoDumpError, ReadError, UsageError, WriteError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,7 +106,7 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
     if size == 0:
         raise ReadError(f"{path}: the file is empty", "was the trainer stopped before it wrote?")
     if name is None:
-        raise ReadError(f"{path}: {_what_it_looks_like(path)}", f"bufcheck reads {_known()}")
+        raise NoDumpError(f"{path}: {_what_it_looks_like(path)}", f"bufcheck reads {_known()}")
     source: Source = member(name).open_source(path, names)
     return source
 

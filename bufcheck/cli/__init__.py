@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from bufcheck import __version__
-from bufcheck.errors import BufcheckError
+from bufcheck.errors import BufcheckError, NoDumpError
 
 STARTED = time.monotonic()
 COMMANDS = ("validate", "query", "clean", "convert", "inject", "schema", "rules", "explain", "demo")
@@ -42,6 +42,11 @@ class Commands(click.Group):
         except click.ClickException as error:
             error.show()
             sys.exit(EXIT_FAILED)
+        except NoDumpError as error:
+            from bufcheck.importer import hint
+
+            way = hint(error)
+            _fail(f"{error}; {way}" if way else str(error))
         except BufcheckError as error:
             _fail(str(error))
         except BrokenPipeError:

@@ -104,10 +104,14 @@ def _answer(request: dict[str, Any]) -> Iterator[Frame]:
         import h5py
     except ImportError as error:
         raise ReadError(f"HDF5 needs h5py ({error})", "pip install h5py") from None
-    from bufcheck.formats import _hdf5_layout, _hdf5_recognise, _hdf5_stream
+    from bufcheck.formats import _hdf5_layout, _hdf5_recognise, _hdf5_stream, _hdf5_tree
 
     path = Path(request["path"])
     with h5py.File(path, "r") as file:
+        if "texts" in request:  # a file of another tool, for an importer
+            walk = _hdf5_layout.Walk(path.stat().st_size, *[_hdf5_tree.MOST_GROUPS] * 2)
+            yield from _hdf5_tree.answer(walk, file, request)
+            return
         root = _hdf5_layout.Walk(path.stat().st_size).root(file)
         columns = _hdf5_recognise.columns(root, set(request["ragged"]), request["lengths"])
         if "columns" not in request:

@@ -7,6 +7,7 @@ is looked at, asked for or not, before the first byte of data is read.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -91,17 +92,37 @@ class Folder:
 @dataclass
 class Walk:
     file_bytes: int
+    most_columns: int = MAX_COLUMNS
+    most_objects: int = MAX_OBJECTS
     objects: int = 0
 
     def root(self, file: h5py.File) -> Folder:
         """The whole file as a tree of what may be read."""
         return self._folder(h5g.open(file.id, b"/"), "", (h5o.get_info(file.id).addr,))
 
+    def one_by_one(self, file: h5py.File) -> Iterator[tuple[str, Stored | Folder]]:
+        """The same, for files whose tree takes long to walk."""
+        return self._children(h5g.open(file.id, b"/"), "", (h5o.get_info(file.id).addr,))
+
+    def dataset(self, file: h5py.File, path: str) -> Stored:
+        """One dataset, reached and looked at as when the whole file is walked."""
+        group = h5g.open(file.id, b"/")
+        *groups, name = path.split("/")
+        for step in groups:
+            self._refuse_links(group, step.encode(), path)
+            group = h5g.open(group, step.encode())
+        self._refuse_links(group, name.encode(), path)
+        return self._dataset(group, name, path)
+
     def _folder(self, group: Any, path: str, above: tuple[int, ...]) -> Folder:
-        folder = Folder(h5py.Group(group))
-        if not path and group.get_num_objs() > MAX_COLUMNS:
-            raise ReadError(f"{group.get_num_objs()} columns are more than {MAX_COLUMNS}")
-        for name in folder.group:
+        return Folder(h5py.Group(group), dict(self._children(group, path, above)))
+
+    def _children(
+        self, group: Any, path: str, above: tuple[int, ...]
+    ) -> Iterator[tuple[str, Stored | Folder]]:
+        if not path and group.get_num_objs() > self.most_columns:
+            raise ReadError(f"{group.get_num_objs()} columns are more than {self.most_columns}")
+        for name in h5py.Group(group):
             if not isinstance(name, str) or not name.isprintable():
                 raise ReadError(f"the column name {name!r} is not text", DUMP_AGAIN)
             where = f"{path}/{name}" if path else name
@@ -109,15 +130,14 @@ class Walk:
             self._count(len(above))
             info = h5o.get_info(group, name.encode())
             if info.type == h5o.TYPE_DATASET:
-                folder.children[name] = self._dataset(group, name, where)
+                yield name, self._dataset(group, name, where)
             elif info.type == h5o.TYPE_GROUP and info.addr not in above:
                 below = h5g.open(group, name.encode())
-                folder.children[name] = self._folder(below, where, (*above, info.addr))
-        return folder
+                yield name, self._folder(below, where, (*above, info.addr))
 
     def _count(self, depth: int) -> None:
         self.objects += 1
-        if self.objects > MAX_OBJECTS or depth > MAX_DEPTH:
+        if self.objects > self.most_objects or depth > MAX_DEPTH:
             raise ReadError("more groups and datasets than any dump has", DUMP_AGAIN)
 
     def _refuse_links(self, group: Any, name: bytes, where: str) -> None:
