@@ -14,7 +14,7 @@ import numpy as np
 
 from bufcheck import schema
 from bufcheck.errors import SampleError
-from bufcheck.vectors import Array
+from bufcheck.vectors import Array, as_arrow, texts_as_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 CONSTANTS = {"episode_id", "timestep", "agent_id", "num_actions", "policy_version", "env_id", "seed"}
 CONSTANTS |= {"source", "group", "valid", "terminated", "truncated"}
 """One value for all rows is meant so in these; elsewhere it is a broadcast that nobody meant."""
-INT32 = np.iinfo(np.int32)
+INTEGERS = {np.dtype(kind): np.iinfo(kind) for kind in (np.int32, np.int64)}
+INT32 = INTEGERS[np.dtype(np.int32)]
 
 
 class Field(NamedTuple):
@@ -39,7 +40,7 @@ class Field(NamedTuple):
         """Of a column of vectors: how long each is."""
         if self.offsets is None:
             return np.full(len(self.values), self.values.shape[1])
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     @property
     def rows(self) -> int:
@@ -168,12 +169,13 @@ def _scalars(column: Column, found: Array) -> Array:
         return _floats(column, found)
     if found.dtype.kind not in "iu":
         raise SampleError(f"{column.name} is {found.dtype}, expected integers", _cast_hint(found))
-    target = np.int64 if "int64" in column.types else np.int32
-    limits = np.iinfo(target)
-    outside = (found < limits.min) | (found > limits.max)
-    if outside.any():
-        at = int(np.flatnonzero(outside)[0])
-        raise SampleError(f"{column.name} of sample {at} is {found[at]}, too large for {limits.dtype}")
+    target = np.dtype(np.int64 if "int64" in column.types else np.int32)
+    if not np.can_cast(found.dtype, target):
+        limits = INTEGERS[target]
+        outside = (found < limits.min) | (found > limits.max)
+        if outside.any():
+            at = int(np.flatnonzero(outside)[0])
+            raise SampleError(f"{column.name} of sample {at} is {found[at]}, too large for {target}")
     return found.astype(target)
 
 
@@ -194,8 +196,10 @@ def _truths(name: str, found: Array) -> Array:
 def _floats(column: Column, found: Array) -> Array:
     if found.dtype.kind not in "fiu":
         raise SampleError(f"{column.name} is {found.dtype}, expected floats")
-    kept = str(found.dtype) in column.types
-    return found.astype(found.dtype if kept else np.float64 if found.dtype.kind != "f" else np.float32)
+    if found.dtype.kind != "f":
+        return found.astype(np.float64)
+    name = f"float{8 * found.dtype.itemsize}"
+    return found.astype(name if name in column.types else np.float32)
 
 
 def _vectors(column: Column, found: Array, rows: int) -> Array:
@@ -224,6 +228,8 @@ def _texts(name: str, value: Any, rows: int) -> Array:
     found = _one_a_row(name, as_array(name, value), rows)
     if found.dtype.kind not in "UOiu":
         raise SampleError(f"{name} is {found.dtype}, expected texts or integers")
+    if set(map(type, found.tolist())) == {str}:
+        return found.astype(object)
     return found.astype(str).astype(object)
 
 
@@ -238,7 +244,8 @@ def _own(name: str, value: Any, rows: int) -> Field:
         found = found.astype(object)
     if found.dtype.kind not in "biuf" and not (found.dtype.kind == "O" and found.ndim == 1):
         raise SampleError(f"{name} is {found.dtype}, which a dump cannot hold")
-    return Field(np.array(found.reshape(rows, -1) if found.ndim > 1 else found))
+    native = found.dtype.newbyteorder("=")  # Arrow knows no other
+    return Field(np.array(found.reshape(rows, -1) if found.ndim > 1 else found, native))
 
 
 # Columns whose rows differ in length
@@ -327,9 +334,11 @@ def _arrow(field: Field) -> pa.Array:
 
     values, null = field.values, field.null
     if field.offsets is not None:
-        return pa.ListArray.from_arrays(pa.array(field.offsets, pa.int32()), pa.array(values))
+        ends = as_arrow(field.offsets.astype(np.int32))
+        return pa.ListArray.from_arrays(ends, as_arrow(values))
     if values.ndim == 2:
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+        return pa.FixedSizeListArray.from_arrays(as_arrow(values.reshape(-1)), values.shape[1])
     if values.dtype.kind == "O":
-        return pa.array(values, pa.string(), mask=null)
-    return pa.array(values, mask=null)
+        texts = texts_as_arrow(values.tolist())
+        return texts if null is None else pa.array(texts.to_pylist(), mask=null)
+    return as_arrow(values, null)

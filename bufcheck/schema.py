@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from bufcheck import shipped
@@ -33,7 +33,9 @@ class Column:
     minimum: int | None = None
     unless: str | None = None
 
-    @property
+    # Asked of every column of every step a trainer hands over: found once.
+
+    @cached_property
     def kind(self) -> str:
         """What the column is made of: "int", "float", "bool", "string", or a list of one of them."""
         item = self.types[-1]
@@ -41,15 +43,15 @@ class Column:
             item = item[item.index("<") + 1 : -1]
         return re.sub(r"\d+$", "", item)
 
-    @property
+    @cached_property
     def is_vector(self) -> bool:
         return self.types[0].startswith("fixed_size_list<")
 
-    @property
+    @cached_property
     def is_ragged(self) -> bool:
         return self.types[0].startswith("list<")
 
-    @property
+    @cached_property
     def is_scalar(self) -> bool:
         return not (self.is_vector or self.is_ragged)
 

@@ -99,7 +99,7 @@ def _rows(field: Field | None) -> Any:
     if field is None:
         return None
     offsets = np.asarray(field.offsets, np.int64)
-    width = int(offsets[1]) if (np.diff(offsets) == offsets[1]).all() else None
+    width = int(offsets[1]) if (field.lengths == offsets[1]).all() else None
     return Rows(field.values, offsets, None, width)
 
 

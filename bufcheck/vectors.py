@@ -82,13 +82,27 @@ def as_numpy(array: pa.Array, null: int | None = None) -> Array:
 
 
 def as_arrow(values: Array, null: Array | None = None) -> pa.Array:
-    """The reverse, for numbers: null where `null` is set. pa.array would import pandas too."""
+    """The reverse: null where `null` is set. pa.array would import pandas too."""
     import pyarrow as pa
 
-    assert values.dtype != bool  # Arrow packs truths into bits
     there = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
+    if values.dtype == bool:
+        bits = pa.py_buffer(np.packbits(values, bitorder="little"))
+        return pa.Array.from_buffers(pa.bool_(), len(values), [there, bits])
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [there, pa.py_buffer(values)])
+
+
+def texts_as_arrow(texts: list[str]) -> pa.Array:
+    """Texts of which few differ, as the names of agents do."""
+    import pyarrow as pa
+
+    encoded = {text: text.encode() for text in set(texts)}
+    rows = [encoded[text] for text in texts]
+    ends = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=ends[1:])
+    data = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(rows))]
+    return pa.Array.from_buffers(pa.string(), len(rows), data)
 
 
 def count_true(flags: Array, offsets: Array) -> Array:

@@ -100,6 +100,13 @@ class Normalize(torch.nn.Module):
         return self
 
 
+def by_255() -> Normalize:
+    """What Stable-Baselines3 does to images before a network sees them."""
+    layer = Normalize([])
+    layer.load_state_dict({"mean": torch.tensor(0.0), "var": torch.tensor(255.0**2)})
+    return layer
+
+
 def is_known(module: torch.nn.Module) -> bool:
     """Exactly one of the list: a subclass may do anything."""
     kind = type(module)

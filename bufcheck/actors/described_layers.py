@@ -107,8 +107,12 @@ def save(
     log_std: Any = None,
     state_shape: Sequence[int] | None = None,
     normalization: Any = None,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Writes an actor, once what would be read back is seen to give the same output."""
+    """Writes an actor, once what would be read back is seen to give the same output.
+
+    `notes` are told wherever it is replayed.
+    """
     from safetensors.torch import save_file
 
     from bufcheck.actors import _trace
@@ -116,7 +120,7 @@ def save(
 
     network = _network(actor)
     taken = (f"{n} was taken to be {a['value']} ({a['source']})" for n, a in network.assumed.items())
-    notes = list(dict.fromkeys([*network.notes, *taken]))
+    notes = list(dict.fromkeys([*notes, *network.notes, *taken]))
     with _in_eval_mode(network.module):
         chain = _trace.chain(network.module)
         if normalization is not None:

@@ -115,9 +115,11 @@ def _features(saved: Saved) -> list[torch.nn.Module]:
     """What comes before the MLP: images scaled, then NatureCNN or only flattened."""
     import torch
 
+    from bufcheck.actors._layers import by_255
+
     layers: list[torch.nn.Module] = []
     if _scales_images(saved):
-        layers.append(_by_255())
+        layers.append(by_255())
         saved.assume("image_scaling", "state / 255", "uint8 images, and Stable-Baselines3's default")
     prefixes = [p for p in ("pi_features_extractor", "features_extractor") if _has(saved, p)]
     if prefixes:
@@ -144,16 +146,6 @@ def _scales_images(saved: Saved) -> bool:
         and len(saved.state_shape or ()) == 3
         and bounds == [{"0"}, {"255"}]
     )
-
-
-def _by_255() -> torch.nn.Module:
-    import torch
-
-    from bufcheck.actors._layers import Normalize
-
-    layer = Normalize([])
-    layer.load_state_dict({"mean": torch.tensor(0.0), "var": torch.tensor(255.0**2)})
-    return layer
 
 
 def _hidden_layers(saved: Saved) -> list[torch.nn.Module]:
