@@ -218,7 +218,8 @@ class Statistics:
 @pytest.mark.parametrize("mapping", ["exp", "softplus", "identity"])
 def test_a_spread_that_depends_on_the_state_is_given_as_its_log(mapping: str) -> None:
     given = states((4,))
-    std = {"exp": torch.exp, "softplus": F.softplus, "identity": lambda x: x}[mapping](given[:, 2:] + 0.3)
+    by = {"exp": torch.exp, "softplus": F.softplus, "identity": lambda x: x}[mapping]
+    std = by(given[:, 2:] + 0.3)
     found = MeanLogStd(mapping, 0.3, 0.1, 0.2)(given)
     assert torch.equal(found[:, :2], given[:, :2])
     assert torch.allclose(found[:, 2:].exp(), (std + 0.1).clamp_min(0.2))
