@@ -24,7 +24,7 @@ def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 def recomputed(columns: dict[str, Array], told: dict[str, Any]) -> Array:
     """GAE by its textbook: each piece of an episode backwards, as `told` (metadata.advantage) says."""
-    assert told["normalization"] == "none"
+    assert told["normalization"] in ("none", "rollout")
     gamma, decay = told["gamma"], told["gamma"] * told["gae_lambda"]
     found = np.full(len(columns["reward"]), np.nan)
     pieces: dict[tuple[int, str], list[int]] = {}
@@ -45,4 +45,8 @@ def recomputed(columns: dict[str, Array], told: dict[str, Any]) -> Array:
             delta = columns["reward"][row] + gamma * next_value - columns["value"][row]
             found[row] = after = delta + decay * after
             follows = row
+    if told["normalization"] == "rollout":
+        for version in np.unique(columns["policy_version"]):
+            mine = columns["policy_version"] == version
+            found[mine] = (found[mine] - found[mine].mean()) / found[mine].std(ddof=1)
     return found

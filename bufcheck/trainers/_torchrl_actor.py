@@ -29,23 +29,14 @@ from torchrl.modules.models.utils import SquashDims
 from bufcheck.actors._layers import MeanLogStd
 from bufcheck.actors.described_layers import in_eval_mode
 from bufcheck.errors import UsageError
+from bufcheck.trainers._networks import ADVICE, PROBED, Network
 
-ADVICE = "write the rows with bufcheck.BufferWriter, and the actor with bufcheck.save_actor or --arch"
 ONE_HOT = (
     modules.OneHotCategorical,
     modules.MaskedOneHotCategorical,
     distributions.OneHotCategorical,
 )
 CATEGORICAL = (distributions.Categorical, modules.MaskedCategorical, *ONE_HOT)
-PROBED = 64
-APART = 1e-4
-
-
-class Network(NamedTuple):
-    """What `save_actor` takes."""
-
-    module: nn.Module
-    log_std: torch.Tensor | None = None
 
 
 class Family(NamedTuple):
@@ -238,16 +229,3 @@ def probe(actor: Any, batch: TensorDictBase) -> tuple[TensorDictBase, Any]:
     with torch.no_grad(), in_eval_mode(actor):
         given = actor.get_dist_params(rows)
         return given, actor.build_dist_from_params(given)
-
-
-def hold_to(network: Network, states: torch.Tensor, expected: torch.Tensor) -> None:
-    """The network gives what the actor gave: logits, or means and log standard deviations."""
-    with torch.no_grad(), in_eval_mode(network.module):
-        found = network.module(states)
-    if network.log_std is not None:
-        found = torch.cat([found, network.log_std.expand_as(found)], -1)
-    off = float((found - expected).abs().max()) if found.shape == expected.shape else float("inf")
-    if not off <= APART * max(1.0, float(expected.abs().max())):
-        raise UsageError(
-            f"TensorDictDump: layer by layer, the actor gives something else (by {off:.3g})", ADVICE
-        )

@@ -27,6 +27,7 @@ try:
 
     from bufcheck.trainers import _torchrl_actor as actors
     from bufcheck.trainers import _torchrl_batch as batches
+    from bufcheck.trainers._networks import hold_to
 except ImportError as error:
     raise trainer.lacking(error, "torchrl") from None
 
@@ -169,7 +170,7 @@ class TensorDictDump:
         for i in range(1 if self.is_shared else len(self.names or ())):
             network = actors.network_of(self.parts, i)
             mine = ... if self.agents is None else (slice(None), i)
-            actors.hold_to(network, states[mine], expected[mine])
+            hold_to(network.given(states[mine]), expected[mine], "TensorDictDump")
             who = None if self.is_shared or self.names is None else self.names[i]
             self.writer.save_actor(who, network.module, log_std=network.log_std, state_shape=shape)
 
