@@ -232,6 +232,22 @@ def test_a_spread_is_made_of_the_second_half(tmp_path: Path) -> None:
         MeanLogStd("sin")
 
 
+def test_a_parameter_that_is_returned_beside_the_output_is_no_layer(tmp_path: Path) -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.log_std = mlp(), nn.Parameter(torch.zeros(3))
+
+        def both(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.net(seen), self.log_std
+
+        def forward(self, seen: torch.Tensor) -> torch.Tensor:
+            return self.both(seen)[0]
+
+    policy = Policy().eval()
+    assert same(policy, load(save(policy, tmp_path / "a.safetensors")), states((4,)))
+
+
 class VecNormalizeLike:
     obs_rms, epsilon, clip_obs, norm_obs = Statistics(), np.float64(1e-8), 1.5, True
 
