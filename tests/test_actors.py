@@ -29,7 +29,7 @@ import bufcheck as api
 from bufcheck import actor as engine
 from bufcheck.actor import Actors, Loading, Network
 from bufcheck.actors import described_layers
-from bufcheck.actors._layers import LAYERS, Normalize
+from bufcheck.actors._layers import LAYERS, MeanLogStd, Normalize
 from bufcheck.errors import BufcheckError, ReadError, UsageError
 from bufcheck.given import Given, given_as
 
@@ -118,6 +118,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "Softsign": (nn.Softsign, (3,)),
     "LogSoftmax": (lambda: nn.LogSoftmax(-1), (3,)),
     "Normalize": (lambda: Normalize([3], 0.1, 0.5), (3,)),
+    "MeanLogStd": (lambda: MeanLogStd("softplus", 0.5, 0.01, 1e-4), (6,)),
 }
 
 
@@ -212,6 +213,39 @@ def test_log_std_is_kept(log_std: Any, tmp_path: Path) -> None:
 
 class Statistics:
     mean, var = np.array([1.0, -2.0, 0.5, 3.0]), np.array([4.0, 0.25, 1.0, 9.0])
+
+
+@pytest.mark.parametrize("mapping", ["exp", "softplus", "identity"])
+def test_a_spread_that_depends_on_the_state_is_given_as_its_log(mapping: str) -> None:
+    given = states((4,))
+    by = {"exp": torch.exp, "softplus": F.softplus, "identity": lambda x: x}[mapping]
+    std = by(given[:, 2:] + 0.3)
+    found = MeanLogStd(mapping, 0.3, 0.1, 0.2)(given)
+    assert torch.equal(found[:, :2], given[:, :2])
+    assert torch.allclose(found[:, 2:].exp(), (std + 0.1).clamp_min(0.2))
+
+
+def test_a_spread_is_made_of_the_second_half(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no halves"):
+        save(nn.Sequential(nn.Linear(4, 3), MeanLogStd()), tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="not on the list"):
+        MeanLogStd("sin")
+
+
+def test_a_parameter_that_is_returned_beside_the_output_is_no_layer(tmp_path: Path) -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.log_std = mlp(), nn.Parameter(torch.zeros(3))
+
+        def both(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.net(seen), self.log_std
+
+        def forward(self, seen: torch.Tensor) -> torch.Tensor:
+            return self.both(seen)[0]
+
+    policy = Policy().eval()
+    assert same(policy, load(save(policy, tmp_path / "a.safetensors")), states((4,)))
 
 
 class VecNormalizeLike:

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, bufcheck
 
 PAGES = [ROOT / "docs" / "writer.md", *sorted((ROOT / "docs" / "trainers").glob("*.md"))]
-HEAVY = {"rllib"}
+HEAVY = {"rllib", "skrl", "tianshou"}
 """Trainers too large to install for every test run: tests/heavy runs their pages."""
 
 

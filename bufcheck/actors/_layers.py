@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -57,6 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "Softsign": (),
     "LogSoftmax": ("dim",),
     "Normalize": ("shape", "epsilon", "clip"),
+    "MeanLogStd": ("mapping", "shift", "offset", "least"),
 }
 LAYERS["Conv2d"] = LAYERS["Conv1d"]
 LAYERS["BatchNorm2d"] = LAYERS["BatchNorm1d"]
@@ -107,10 +108,41 @@ def by_255() -> Normalize:
     return layer
 
 
+class MeanLogStd(torch.nn.Module):
+    """The end of a Gaussian whose spread depends on the state: means, then what spreads are made of.
+
+    The second half x becomes log max(least, offset + f(x + shift)); f is exp, softplus or the identity.
+    """
+
+    MAPPINGS: ClassVar[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+        "exp": torch.exp,
+        "softplus": torch.nn.functional.softplus,
+        "identity": torch.nn.Identity(),
+    }
+
+    def __init__(
+        self, mapping: str = "exp", shift: float = 0.0, offset: float = 0.0, least: float = 0.0
+    ) -> None:
+        super().__init__()
+        if mapping not in self.MAPPINGS:
+            raise ValueError(f"a spread by {str(mapping)[:40]!r} is not on the list")
+        self.mapping = mapping
+        self.shift, self.offset, self.least = float(shift), float(offset), float(least)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        mean, told = states.chunk(2, -1)
+        std = self.MAPPINGS[self.mapping](told + self.shift) + self.offset
+        return torch.cat([mean, std.clamp_min(self.least).log()], -1)
+
+
+OWN: dict[str, type[torch.nn.Module]] = {"Normalize": Normalize, "MeanLogStd": MeanLogStd}
+"""Layers of the list that torch.nn has not."""
+
+
 def is_known(module: torch.nn.Module) -> bool:
     """Exactly one of the list: a subclass may do anything."""
     kind = type(module)
-    return kind is Normalize or (
+    return kind in OWN.values() or (
         kind.__name__ in LAYERS and kind is getattr(torch.nn, kind.__name__, None)
     )
 
@@ -160,9 +192,7 @@ def build(layer: dict[str, Any], weight: torch.Tensor | None) -> torch.nn.Module
     arguments = {name: _plain(layer[name]) for name in LAYERS[kind] if name in layer}
     if kind == "Embedding":  # given one, it does not draw weights: that is slow without memory
         arguments["_weight"] = weight
-    made: torch.nn.Module = (
-        Normalize(**arguments) if kind == "Normalize" else getattr(torch.nn, kind)(**arguments)
-    )
+    made: torch.nn.Module = (OWN.get(kind) or getattr(torch.nn, kind))(**arguments)
     return made
 
 

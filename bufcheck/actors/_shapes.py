@@ -37,6 +37,8 @@ def after(layer: Any, shape: Shape) -> Shape:
         _expect(layer.num_features, shape[:1], layer)
     if kind == "LayerNorm" and shape[-len(layer.normalized_shape) :] != tuple(layer.normalized_shape):
         raise ValueError(f"{layer} does not take {list(shape)}")
+    if kind == "MeanLogStd" and shape[-1] % 2:
+        raise ValueError(f"MeanLogStd does not take {shape[-1]}, which has no halves")
     if kind == "Normalize" and layer.shape and tuple(layer.shape) != shape[-len(layer.shape) :]:
         raise ValueError(f"Normalize has statistics of {list(layer.shape)}, a state is {list(shape)}")
     return shape

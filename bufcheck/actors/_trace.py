@@ -73,6 +73,8 @@ def chain(module: torch.nn.Module) -> list[torch.nn.Module]:
             if at is not None and not node.args:
                 raise UsageError("save_actor: forward() takes more than a state", _ADVICE)
             at = at or node
+        elif node.op == "get_attr" and not node.users:
+            continue  # looked at, and not used: a parameter that is returned beside the output
         elif node.all_input_nodes != [at]:
             raise UsageError(f"save_actor: {node.name} does not follow the layer before it", _ADVICE)
         else:

@@ -121,7 +121,7 @@ def save(
     network = _network(actor)
     taken = (f"{n} was taken to be {a['value']} ({a['source']})" for n, a in network.assumed.items())
     notes = list(dict.fromkeys([*notes, *network.notes, *taken]))
-    with _in_eval_mode(network.module):
+    with in_eval_mode(network.module):
         chain = _trace.chain(network.module)
         if normalization is not None:
             chain.insert(0, _normalizer(normalization))
@@ -150,7 +150,7 @@ def save(
 
 
 @contextlib.contextmanager
-def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
+def in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
     """Each of its parts gets back the mode it had."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
