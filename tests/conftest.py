@@ -18,6 +18,9 @@ HEALTHY = FIXTURES / "healthy.parquet"
 CAMPAIGN = bool(os.environ.get("BUFCHECK_CAMPAIGN"))
 """Run every case of the mutation and property campaigns instead of a seeded tenth."""
 
+collect_ignore_glob = [] if os.environ.get("BUFCHECK_HEAVY") else ["heavy/*"]
+"""What needs trainers that are too large to install for every run; CONTRIBUTING.md has the command."""
+
 
 @dataclass(frozen=True)
 class Ran:

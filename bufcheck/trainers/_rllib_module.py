@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,11 +82,23 @@ def actor_of(name: str, module: Any) -> tuple[torch.nn.Sequential, torch.Tensor 
         )
     if type(head) not in (TorchMLPHead, TorchFreeLogStdMLPHead):
         raise UsageError(f"RLlib: policy {name} has a head of its own", _BY_HAND)
-    network = torch.nn.Sequential(*own.net.mlp, *head.net.mlp)
+    # A copy, because the learner's is in train mode, which changes nothing about these layers.
+    network = copy.deepcopy(torch.nn.Sequential(*own.net.mlp, *head.net.mlp)).eval()
     if type(head) is TorchMLPHead:
         return network, None
     limit = float(head.log_std_clip_param_const) if head.clip_log_std else math.inf
     return network, head.log_std.detach().clamp(-limit, limit)
+
+
+def judged(module: Any, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What the learner makes of the batch as long as it is the module that acted."""
+    with torch.no_grad():
+        inputs = module.forward_train(batch)["action_dist_inputs"]
+        chance = module.get_train_action_dist_cls().from_logits(inputs)
+        return {
+            "value": module.compute_values(batch),
+            "new_log_prob": chance.logp(batch["actions"]),
+        }
 
 
 def _kind(name: str, module: Any) -> tuple[int, str, int]:

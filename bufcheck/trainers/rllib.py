@@ -18,13 +18,12 @@ import numpy as np
 
 from bufcheck import trainer
 from bufcheck.errors import UsageError
-from bufcheck.trainers._rllib_module import Described, actor_of, describe
+from bufcheck.trainers._rllib_module import Described, actor_of, describe, judged
 from bufcheck.vectors import Array
 from bufcheck.writer import BufferWriter
 
 try:
     import ray
-    import torch
     from ray.rllib.algorithms.ppo import PPO
     from ray.rllib.callbacks.callbacks import RLlibCallback
     from ray.rllib.connectors.connector_v2 import ConnectorV2
@@ -232,8 +231,8 @@ class _Rollouts:
                 f"RLlib: the batch of {name} is not its episodes one after the other",
                 "leave out connectors of your own that rearrange it",
             )
-        with torch.no_grad():
-            values = _array(self.described.modules[name].compute_values(batch))
+        told = judged(self.described.modules[name], batch)
+        values = _array(told["value"])
         filled = lengths > 0
         last = (np.cumsum(lengths) - 1)[filled]
         marks = {n: np.zeros(lengths.sum(), bool) for n in ("terminated", "truncated")}
@@ -247,7 +246,7 @@ class _Rollouts:
             **of_batch,
             **self.described.actions(*acted),
             **marks,
-            "value": values[real],
+            **{column: _array(tensor)[real] for column, tensor in told.items()},
             "bootstrap_value": bootstrap,
             "episode_id": np.repeat([piece.episode for piece in pieces], lengths),
             "agent_id": np.repeat(np.array([piece.agent for piece in pieces], object), lengths),
