@@ -90,7 +90,7 @@ class DumpCallback(RLlibCallback):
             producer={"name": "ray.rllib.PPO", "version": ray.__version__},
             **self.options,
         )
-        rollouts = _Rollouts(self.writer, learner, described, chosen=self.modules is not None)
+        rollouts = _Rollouts(self.writer, learner, described, self.modules is not None)
         pipeline.prepend(_Passing(rollouts.come_in))
         pipeline.append(_Passing(rollouts.go_out))
         _close_with(algorithm, self.writer)
@@ -112,13 +112,12 @@ def _refuse(algorithm: Any) -> None:
 
 def _chosen(learner: Any, wanted: Sequence[str] | None) -> dict[str, Any]:
     """The modules to dump: those named, else those that are trained."""
-    there = {str(name): module for name, module in learner.module.items()}
-    if wanted is None:
-        found = {n: m for n, m in there.items() if learner.should_module_be_updated(n)}
-    else:
-        if unknown := [name for name in wanted if name not in there]:
-            raise UsageError(f"RLlib: no policy {unknown[0]!r}", f"there are {', '.join(there)}")
-        found = {name: there[name] for name in wanted}
+    there = dict(sorted(learner.module.items()))
+    for name in wanted or ():
+        if name not in there:
+            raise UsageError(f"RLlib: no policy {name!r}", f"there are {', '.join(there)}")
+    names = there if wanted is None else wanted
+    found = {n: there[n] for n in names if wanted or learner.should_module_be_updated(n)}
     if not found:
         raise UsageError("RLlib: no policy is trained", "name those to dump: modules=[…]")
     return found
@@ -163,9 +162,7 @@ class _Piece:
 class _Rollouts:
     """Pairs the episodes that come in with the batch that comes out, and writes it."""
 
-    def __init__(
-        self, writer: BufferWriter, learner: Any, described: Described, *, chosen: bool
-    ) -> None:
+    def __init__(self, writer: BufferWriter, learner: Any, described: Described, chosen: bool) -> None:
         self.writer, self.learner, self.described, self.chosen = writer, learner, described, chosen
         self.pieces: list[_Piece] = []
         self.next_episode = 0
@@ -238,15 +235,19 @@ class _Rollouts:
         marks = {n: np.zeros(lengths.sum(), bool) for n in ("terminated", "truncated")}
         for mark, column in marks.items():
             column[last] = np.array([getattr(piece, mark) for piece in pieces])[filled]
-        bootstrap = np.full(lengths.sum(), np.nan, np.float32)
-        bootstrap[last] = np.where(marks["terminated"][last], np.nan, values[ends[filled]])
+        bootstrap = np.full(lengths.sum(), None, object)
+        bootstrap[last] = values[ends[filled]]  # of no use where the episode is terminated
         of_batch = {ours: _array(batch[theirs])[real] for theirs, ours in COLUMNS.items()}
         acted = (_array(batch[n])[real] for n in ("actions", "action_dist_inputs"))
+        # What was begun before the last update was chosen with older weights, and says so.
+        again = _array(told["new_log_prob"])[real].astype(object)
+        again[of_batch["policy_version"] != self.writer.policy_version] = None
         return {
             **of_batch,
             **self.described.actions(*acted),
             **marks,
-            **{column: _array(tensor)[real] for column, tensor in told.items()},
+            "value": values[real],
+            "new_log_prob": again,
             "bootstrap_value": bootstrap,
             "episode_id": np.repeat([piece.episode for piece in pieces], lengths),
             "agent_id": np.repeat(np.array([piece.agent for piece in pieces], object), lengths),
@@ -280,14 +281,14 @@ def _array(tensor: Any) -> Array:
     return found
 
 
-def _joined(tables: Sequence[Mapping[str, Array]], *, whole: bool) -> dict[str, Array]:
-    """The rows of all policies, in the order of their keys."""
+def _joined(tables: Sequence[Mapping[str, Array]], *, whole: bool) -> dict[str, Any]:
+    """The rows of all policies, in the order of their keys; columns with None in them as lists."""
     rows = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     order = np.lexsort((rows["agent_id"].astype(str), rows["timestep"], rows["episode_id"]))
     rows = {name: column[order] for name, column in rows.items()}
     if not whole:
         rows["timestep"] = _without_gaps(rows["episode_id"], rows["timestep"])
-    return rows
+    return {n: column.tolist() if column.dtype == object else column for n, column in rows.items()}
 
 
 def _without_gaps(episode: Array, timestep: Array) -> Array:
