@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from bufcheck import trainer
 from bufcheck.errors import UsageError
 from bufcheck.trainers._rllib_module import Described, actor_of, describe, judged
+from bufcheck.trainers._rllib_rows import Piece, joined, timesteps_of
 from bufcheck.vectors import Array
 from bufcheck.writer import BufferWriter
 
@@ -63,8 +63,12 @@ class DumpCallback(RLlibCallback):
 
     def on_algorithm_init(self, *, algorithm: Any, **_: Any) -> None:
         # Env runners make a callback of their own each; only the algorithm's comes here.
-        _refuse(algorithm)
-        algorithm.learner_group.foreach_learner(lambda learner: self._attach(algorithm, learner))
+        try:
+            _refuse(algorithm)
+            algorithm.learner_group.foreach_learner(lambda learner: self._attach(algorithm, learner))
+        except BaseException:
+            algorithm.cleanup()  # nobody else can: it has not been returned yet
+            raise
 
     def _attach(self, algorithm: Any, learner: Any) -> None:
         pipeline = learner._learner_connector
@@ -146,25 +150,12 @@ class _Passing(ConnectorV2):
         return batch
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """What one agent did in an episode, as far as one rollout has it."""
-
-    episode: int
-    agent: str
-    module: str | None
-    """None: the only one there is."""
-    timesteps: Array
-    terminated: bool
-    truncated: bool
-
-
 class _Rollouts:
     """Pairs the episodes that come in with the batch that comes out, and writes it."""
 
     def __init__(self, writer: BufferWriter, learner: Any, described: Described, chosen: bool) -> None:
         self.writer, self.learner, self.described, self.chosen = writer, learner, described, chosen
-        self.pieces: list[_Piece] = []
+        self.pieces: list[Piece] = []
         self.next_episode = 0
 
     def come_in(self, _: Any, episodes: Sequence[Any]) -> None:
@@ -176,11 +167,11 @@ class _Rollouts:
             for name in getattr(episode, "agent_ids", [None]):
                 own = of_agents[name]
                 self.pieces.append(
-                    _Piece(
+                    Piece(
                         self.next_episode,
                         "agent" if name is None else str(name),
                         own.module_id,
-                        _timesteps(episode, own, name),
+                        timesteps_of(episode, own, name),
                         bool(own.is_terminated),
                         bool(own.is_truncated),
                     )
@@ -208,7 +199,7 @@ class _Rollouts:
             tables.append(self._rows(name, columns, pieces))
         if tables:
             self._save_actors(actors)
-            self.writer.append_rollout(_joined(tables, whole=len(tables) == len(batch)))
+            self.writer.append_rollout(joined(tables, whole=len(tables) == len(batch)))
 
     def _may_leave_out(self, name: str) -> None:
         if not self.chosen and self.learner.should_module_be_updated(name):
@@ -217,7 +208,7 @@ class _Rollouts:
                 "name those to dump: modules=[…]",
             )
 
-    def _rows(self, name: str, batch: Mapping[str, Any], pieces: Sequence[_Piece]) -> dict[str, Array]:
+    def _rows(self, name: str, batch: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Array]:
         """The steps of one policy, without the one that RLlib adds to each piece for its last value."""
         lengths = np.array([len(piece.timesteps) for piece in pieces])
         ends = np.cumsum(lengths + 1) - 1
@@ -264,37 +255,6 @@ class _Rollouts:
             self.writer.save_actor(agent, network, log_std=log_std)
 
 
-def _timesteps(episode: Any, own: Any, agent: Any) -> Array:
-    """Since the environment's reset, whoever acted in between."""
-    if episode is own:
-        return np.arange(own.t_started, own.t_started + len(own))
-    # At each of the environment's steps: which observation the agent got there, if it got one.
-    seen = episode.env_t_to_agent_t[agent]
-    at = [place for place, entry in enumerate(seen.data) if entry != episode.SKIP_ENV_TS_TAG]
-    acted = at[-len(own) - 1 : -1] if len(own) else []
-    steps: Array = np.array(acted, np.int64) + episode.env_t_started - seen.lookback
-    return steps
-
-
 def _array(tensor: Any) -> Array:
     found: Array = tensor.detach().cpu().numpy()
     return found
-
-
-def _joined(tables: Sequence[Mapping[str, Array]], *, whole: bool) -> dict[str, Any]:
-    """The rows of all policies, in the order of their keys; columns with None in them as lists."""
-    rows = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-    order = np.lexsort((rows["agent_id"].astype(str), rows["timestep"], rows["episode_id"]))
-    rows = {name: column[order] for name, column in rows.items()}
-    if not whole:
-        rows["timestep"] = _without_gaps(rows["episode_id"], rows["timestep"])
-    return {n: column.tolist() if column.dtype == object else column for n, column in rows.items()}
-
-
-def _without_gaps(episode: Array, timestep: Array) -> Array:
-    """Steps at which only policies acted that are not dumped are not counted."""
-    opens = np.append(True, episode[1:] != episode[:-1])
-    steps = np.cumsum(opens | np.append(True, timestep[1:] != timestep[:-1]))
-    first = np.maximum.accumulate(np.where(opens, np.arange(len(opens)), 0))
-    counted: Array = timestep[first] + steps - steps[first]
-    return counted

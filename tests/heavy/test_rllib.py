@@ -38,7 +38,7 @@ pytestmark = [
     # RLlib registers the environment of each algorithm under one name.
     pytest.mark.filterwarnings("ignore:.*Overriding environment rllib-:UserWarning"),
     # ray.data sets its own deprecated fields when it is loaded, which remote learners do.
-    pytest.mark.filterwarnings("ignore:.use_[a-z_]+. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.use_[a-z0-9_]+. is deprecated:DeprecationWarning"),
 ]
 
 ALL_OFFERED = {
