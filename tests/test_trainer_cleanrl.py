@@ -45,7 +45,7 @@ def run(folder: Path, *changes: tuple[str, str]) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     assert ran.returncode == 0, ran.stderr
-    actor = str(folder / "run" / "dump" / "actors" / "actor-{policy_version}.safetensors")
+    actor = str(folder / "run" / "dump.actors" / "actor-{policy_version}.safetensors")
     return bufcheck.validate(str(folder / "run" / "dump"), actor=[actor])
 
 

@@ -457,7 +457,7 @@ def test_what_breaks_off_without_a_with_block_is_known_to(tmp_path: Path) -> Non
     )
     assert "AssertionError" in done.stderr
     report = bufcheck.validate(
-        str(tmp_path / "dump"), actor=str(tmp_path / "dump/actors/actor-{policy_version}.safetensors")
+        str(tmp_path / "dump"), actor=str(tmp_path / "dump.actors/actor-{policy_version}.safetensors")
     )
     assert report["dump"]["rows"] == 256
     assert list(failing(report)) == ["truncated-dump"]
