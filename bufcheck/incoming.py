@@ -1,6 +1,6 @@
 """What a trainer hands over, as columns: tensors, arrays or lists, detached, copied, and checked.
 
-A `Field` is one column of some rows. What cannot be meant (a float for an index, `[N, 1]` for `[N]`) is
+What cannot be meant (a float for an index, `[N, 1]` for `[N]`) is
 a SampleError that names the column and, where one is to blame, the sample.
 """
 
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bufcheck import schema
 from bufcheck.errors import SampleError
-from bufcheck.vectors import Array, as_arrow, texts_as_arrow
+from bufcheck.fields import Field, Fields
+from bufcheck.vectors import Array
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from bufcheck.schema import Column
 
 CONSTANTS = {"episode_id", "timestep", "agent_id", "num_actions", "policy_version", "env_id", "seed"}
@@ -26,28 +25,6 @@ CONSTANTS |= {"source", "group", "valid", "terminated", "truncated"}
 """One value for all rows is meant so in these; elsewhere it is a broadcast that nobody meant."""
 INTEGERS = {np.dtype(kind): np.iinfo(kind) for kind in (np.int32, np.int64)}
 INT32 = INTEGERS[np.dtype(np.int32)]
-
-
-class Field(NamedTuple):
-    """One column: [N] scalars, [N, D] vectors, or with `offsets` rows of any length, end to end."""
-
-    values: Array
-    offsets: Array | None = None
-    null: Array | None = None
-
-    @property
-    def lengths(self) -> Array:
-        """Of a column of vectors: how long each is."""
-        if self.offsets is None:
-            return np.full(len(self.values), self.values.shape[1])
-        return self.offsets[1:] - self.offsets[:-1]
-
-    @property
-    def rows(self) -> int:
-        return len(self.values) if self.offsets is None else len(self.offsets) - 1
-
-
-Fields = dict[str, Field]
 
 
 def fields_of(given: Mapping[str, Any], rows: int, policy: Mapping[str, Any]) -> Fields:
@@ -298,47 +275,3 @@ def _items(column: Column, flat: Array, item: type) -> Array:
     elif flat.dtype.kind not in "fiu":
         raise SampleError(f"{column.name} holds {flat.dtype}, expected floats")
     return np.array(flat, item)
-
-
-# As Arrow
-
-
-def joined(pieces: Sequence[Fields]) -> Fields:
-    """The rows of several calls, one after the other."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return {name: _join([piece[name] for piece in pieces]) for name in pieces[0]}
-
-
-def _join(fields: Sequence[Field]) -> Field:
-    values = np.concatenate([field.values for field in fields])
-    null = None
-    if any(field.null is not None for field in fields):
-        null = np.concatenate(
-            [np.zeros(field.rows, bool) if field.null is None else field.null for field in fields]
-        )
-    if fields[0].offsets is None:
-        return Field(values, None, null)
-    lengths = np.concatenate([field.lengths for field in fields])
-    return Field(values, np.concatenate([[0], np.cumsum(lengths)]), null)
-
-
-def as_batch(fields: Fields) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays([_arrow(f) for f in fields.values()], names=list(fields))
-
-
-def _arrow(field: Field) -> pa.Array:
-    import pyarrow as pa
-
-    values, null = field.values, field.null
-    if field.offsets is not None:
-        ends = as_arrow(field.offsets.astype(np.int32))
-        return pa.ListArray.from_arrays(ends, as_arrow(values))
-    if values.ndim == 2:
-        return pa.FixedSizeListArray.from_arrays(as_arrow(values.reshape(-1)), values.shape[1])
-    if values.dtype.kind == "O":
-        texts = texts_as_arrow(values.tolist())
-        return texts if null is None else pa.array(texts.to_pylist(), mask=null)
-    return as_arrow(values, null)

@@ -13,6 +13,7 @@ from bufcheck.config import Config
 from bufcheck.database import Database
 from bufcheck.dump import Dump, of_sources
 from bufcheck.errors import UsageError
+from bufcheck.fields import as_batch
 from bufcheck.format import Ranges, Source
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def check_batch(
     keys = {"episode_id": np.arange(rows), **KEYS}
     lacking = {name: value for name, value in keys.items() if batch.get(name) is None}
     fields = incoming.fields_of({**batch, **lacking}, rows, policy_of(metadata))
-    dump = as_dump(incoming.as_batch(fields), metadata)
+    dump = as_dump(as_batch(fields), metadata)
     for name in lacking:
         dump.assumed[f"columns.{name}"] = {
             "value": "every row is an episode of its own" if name == "episode_id" else str(keys[name]),

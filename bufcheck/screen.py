@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bufcheck import vectors
-from bufcheck.incoming import Field, Fields
+from bufcheck.fields import Field, Fields
 from bufcheck.vectors import Array, Rows
 
 NUMBERS = ("old_log_prob", "new_log_prob", "reward", "value", "advantage", "return", "entropy")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import warnings
@@ -17,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bufcheck import __version__, memory, schema
+import numpy as np
+
+from bufcheck import __version__, incoming, memory, rollout, schema, screen
 from bufcheck.errors import SampleError, UsageError
+from bufcheck.fields import Fields, as_batch, joined
 from bufcheck.parts import PART_ROWS, Parts
 
 if TYPE_CHECKING:
     import torch
-
-    from bufcheck.incoming import Fields
-    from bufcheck.rollout import Clock
 
 CHECKS = ("error", "warn", "off")
 STEPS_HELD = 1 << 10
@@ -71,7 +72,8 @@ class BufferWriter:
         self._lock, self._process = threading.RLock(), os.getpid()
         self._steps: list[Fields] = []
         self._names: list[str] | None = None
-        self._clock: Clock | None = None
+        self._kinds: dict[str, Any] = {}
+        self._clock = rollout.Clock()
         self._parts = Parts(self.path, worker, suffix, part_rows, self._metadata)
         self.actors = Path(actors) if actors is not None else _beside(self.path, self._parts.is_folder)
         self._shared_actor: bool | None = None
@@ -82,8 +84,6 @@ class BufferWriter:
 
     def append(self, step: Mapping[str, Any] | None = None, /, **columns: Any) -> None:
         """Take one sample: a dict or keywords, each column as one row has it."""
-        from bufcheck import incoming
-
         known = schema.load().columns
         one = {
             name: [value]
@@ -99,15 +99,13 @@ class BufferWriter:
 
     def append_rollout(self, columns: Mapping[str, Any]) -> None:
         """Take many samples: each column with one entry, vector or list per row."""
-        from bufcheck import incoming
-
         with self._ready():
             rows = incoming.count_rows(columns)
             if rows == 0:
                 return
             fields = self._checked(incoming.fields_of(self._complete(columns), rows, self._policy))
             self._write_steps()
-            self._write(fields)
+            self._parts.append(as_batch(fields))
             self.rows += rows
 
     def append_envs(
@@ -123,11 +121,7 @@ class BufferWriter:
         `starts[t, e]` says that step t is the first after a reset; episode ids and timesteps follow
         from it. `keep[t, e]` is False where an environment spent a step on resetting itself.
         """
-        from bufcheck import rollout
-
         with self._ready():
-            if self._clock is None:
-                self._clock = rollout.Clock()
             rows = rollout.as_rows(columns, starts, self._clock, agents, keep)
             rows.setdefault("agent_id", "agent")
             self.append_rollout(rows)
@@ -144,20 +138,18 @@ class BufferWriter:
         with self._ready():
             if self._shared_actor not in (None, agent_id is None):
                 raise UsageError("an actor is of all agents or of one", "save either for every agent")
-            self._shared_actor = agent_id is None
-            name = self.actor_pattern.format(
-                agent_id=_as_name(agent_id), policy_version=self.policy_version
-            )
+            path = self.actors / _file_name(_as_name(agent_id), self.policy_version)
             self.actors.mkdir(parents=True, exist_ok=True)
-            described_layers.save(module, Path(name), **options)
-            return Path(name)
+            described_layers.save(module, path, **options)
+            self._shared_actor = agent_id is None
+            return path
 
     @property
     def actor_pattern(self) -> str:
         """Where the actors lie, as `--actor` takes it."""
-        who = "actor" if self._shared_actor is not False else "{agent_id}"
-        version = "" if self.policy_version is None else "-{policy_version}"
-        return str(self.actors / f"{who}{version}.safetensors")
+        who = "{agent_id}" if self._shared_actor is False else _as_name(None)
+        version = None if self.policy_version is None else "{policy_version}"
+        return str(self.actors / _file_name(who, version))
 
     # The end
 
@@ -205,8 +197,6 @@ class BufferWriter:
 
     def _complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """With the policy's version, and with episode ids that no other worker uses."""
-        from bufcheck import incoming
-
         whole = dict(given)
         if self.policy_version is not None and whole.get("policy_version") is None:
             whole["policy_version"] = self.policy_version
@@ -219,18 +209,19 @@ class BufferWriter:
         return whole
 
     def _checked(self, fields: Fields) -> Fields:
-        from bufcheck import incoming, screen
-
         self._hold_to_columns(fields)
         if self.check != "off" and len(screen.suspects(fields, self._policy)):
             # Where an episode ends is not known yet, and so not which bootstrap values count.
             judged = {n: f for n, f in fields.items() if n != "bootstrap_value"}
-            broken = memory.broken_rules(incoming.as_batch(judged), self._metadata)
+            broken = memory.broken_rules(as_batch(judged), self._metadata)
             if broken:
                 text = " · ".join(_told(outcome) for outcome in broken)
                 if self.check == "error":
                     raise SampleError(text, f"`bufcheck explain {broken[0].rule.code}` says more")
                 warnings.warn(f"bufcheck: {text}", stacklevel=4)
+        if self._names is None:  # what was refused does not say what a row must have
+            self._names = list(fields)
+            self._kinds = {n: (f.values.dtype, f.values.shape[1:]) for n, f in fields.items()}
         return fields
 
     def _hold_to_columns(self, fields: Fields) -> None:
@@ -241,9 +232,7 @@ class BufferWriter:
                 raise SampleError(
                     f"{lacking[0]} is missing", "`bufcheck schema` says what a row must have"
                 )
-            self._names = list(fields)
             _fits_the_state(fields, self._policy)
-            self._kinds = {n: (f.values.dtype, f.values.shape[1:]) for n, f in fields.items()}
             return
         if list(fields) != self._names:
             odd = sorted(set(fields) ^ set(self._names))[0]
@@ -259,16 +248,9 @@ class BufferWriter:
                 fields[name] = field._replace(values=_as_before(name, field.values, kind))
 
     def _write_steps(self) -> None:
-        from bufcheck import incoming
-
         if self._steps:
             steps, self._steps = self._steps, []
-            self._write(incoming.joined(steps))
-
-    def _write(self, fields: Fields) -> None:
-        from bufcheck import incoming
-
-        self._parts.append(incoming.as_batch(fields))
+            self._parts.append(as_batch(joined(steps)))
 
 
 _PRODUCER = {"name": "bufcheck.BufferWriter", "version": __version__}
@@ -288,8 +270,6 @@ def _told(outcome: Any) -> str:
 
 
 def _fits_the_state(fields: Fields, policy: Mapping[str, Any]) -> None:
-    import math
-
     shape, width = policy["state_shape"], fields["state_embed"].values.shape[1]
     if shape is not None and math.prod(shape) != width:
         raise SampleError(f"state_embed has {width} numbers, policy.state_shape {shape} says otherwise")
@@ -297,8 +277,6 @@ def _fits_the_state(fields: Fields, policy: Mapping[str, Any]) -> None:
 
 def _as_before(name: str, values: Any, kind: Any) -> Any:
     """In the type the column has. Rounding to float32 is what trainers do; nothing else may be lost."""
-    import numpy as np
-
     if kind.kind == "O" or values.dtype.kind == "O":
         raise SampleError(f"{name} is text in some rows and not in others")
     with np.errstate(all="ignore"):
@@ -316,10 +294,14 @@ def _as_before(name: str, values: Any, kind: Any) -> Any:
 
 
 def _as_name(agent_id: str | None) -> str:
-    name = "" if agent_id is None else str(agent_id)
+    name = "actor" if agent_id is None else str(agent_id)
     if set(name) & set("/\\\0{}") or name in (".", ".."):
         raise UsageError(f"agent {name!r} cannot be the name of a file", "rename the agent")
     return name
+
+
+def _file_name(who: str, version: int | str | None) -> str:
+    return f"{who}.safetensors" if version is None else f"{who}-{version}.safetensors"
 
 
 def _beside(path: Path, is_folder: bool) -> Path:

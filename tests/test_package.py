@@ -27,6 +27,7 @@ ORDER = [
     ["config", "vectors", "format", "whole_file"],
     ["files"],
     ["dump", "digest"],
+    ["fields"],
     ["incoming"],
     ["screen", "rollout"],
     ["digester", "sampling", "settings", "description", "actor", "distribution"],
