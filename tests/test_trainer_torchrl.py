@@ -427,6 +427,15 @@ def test_agents_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
             TensorDictDump(tmp_path / message.split()[-1], actor, names=names).append(acted)
 
 
+def leave(batch: Any, actor: Any) -> None:
+    batch["agents", "mask"] = torch.arange(runs.AGENTS).expand(*batch.shape, -1) > 0
+
+
+def test_agents_that_leave_early_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="agents leave before their episode ends"):
+        runs.gathering(tmp_path, leave)
+
+
 def test_nothing_is_left_when_nothing_was_appended(tmp_path: Path) -> None:
     actor = made(MLP(4, 3, num_cells=[8]), ["logits"], Categorical)
     with TensorDictDump(tmp_path / "dump", actor) as dump:

@@ -35,6 +35,13 @@ class Reader:
 
     def columns(self, batch: TensorDictBase) -> tuple[dict[str, Any], torch.Tensor, Any]:
         steps = batch.batch_dims
+        there = (
+            None if self.agents is None else batch.get((*path_of(self.parts.sees)[:-1], "mask"), None)
+        )
+        if there is not None and not bool(there.all()):
+            raise SampleError(
+                "agents leave before their episode ends", "write the rows with bufcheck.BufferWriter"
+            )
         done, trajectory = self._steps(batch, "done"), batch.get(TRAJECTORY, None)
         if trajectory is not None:
             trajectory = _in_time(trajectory.reshape(batch.shape), steps)

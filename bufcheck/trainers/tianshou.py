@@ -21,6 +21,7 @@ try:
     import tianshou
     import torch
     from tianshou.algorithm.modelfree.a2c import ActorCriticOnPolicyAlgorithm
+    from tianshou.algorithm.modelfree.npg import NPG
     from tianshou.data import Batch
     from tianshou.utils.net.common import MLP, Net
     from tianshou.utils.net.continuous import ContinuousActorProbabilistic
@@ -112,7 +113,9 @@ class UpdateDump:
         if states.ndim > 2:
             policy["state_shape"] = list(states.shape[1:])
         advantage = {"gamma": algorithm.gamma, "gae_lambda": algorithm.gae_lambda}
-        advantage |= {"truncation": "bootstrap_value", "normalization": "none"}
+        # PPO normalises within mini-batches, after this; NPG and TRPO the whole rollout, before it.
+        whole = isinstance(algorithm, NPG) and algorithm.advantage_normalization
+        advantage |= {"truncation": "bootstrap_value", "normalization": "rollout" if whole else "none"}
         return BufferWriter(
             self.path,
             policy=policy | dict(options.pop("policy", None) or {}),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT
 from test_trainer_pages import run_page
-from tianshou.algorithm import A2C, PPO
+from tianshou.algorithm import A2C, PPO, TRPO
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
 from tianshou.data import Collector, VectorReplayBuffer
@@ -110,6 +110,7 @@ def _seeded() -> None:
 HEALTHY = {
     "cartpole": (discrete, "CartPole-v1", NOT_CHECKED),
     "probabilities": (lambda: discrete(softmax=True), "CartPole-v1", NOT_CHECKED),
+    "normalised over the rollout": (lambda: discrete(TRPO), "CartPole-v1", NOT_CHECKED),
     "pendulum, returns scaled": (gaussian, "Pendulum-v1", NOT_CHECKED | GAUSSIAN),
     "pendulum, bounded": (lambda: gaussian(unbounded=False), "Pendulum-v1", NOT_CHECKED | GAUSSIAN),
 }
@@ -131,9 +132,11 @@ def test_a_healthy_run_passes_and_its_advantages_are_what_the_metadata_says(
     assert len(columns["reward"]) == STEPS * UPDATES
     assert columns["truncated"].any() and columns["timestep"].max() == 49
     told = metadata["advantage"]
-    assert told["truncation"] == "bootstrap_value" and told["normalization"] == "none"
+    assert told["truncation"] == "bootstrap_value"
+    assert told["normalization"] == ("rollout" if name.startswith("normalised") else "none")
     expected = gae_of_a_dump.recomputed(columns, told)
     np.testing.assert_allclose(columns["advantage"], expected, rtol=1e-4, atol=1e-4)
+    expected = gae_of_a_dump.recomputed(columns, told | {"normalization": "none"})
     np.testing.assert_allclose(columns["return"], expected + columns["value"], rtol=1e-4, atol=1e-4)
 
 
