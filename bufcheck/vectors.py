@@ -98,11 +98,15 @@ def texts_as_arrow(texts: list[str]) -> pa.Array:
     import pyarrow as pa
 
     encoded = {text: text.encode() for text in set(texts)}
-    rows = [encoded[text] for text in texts]
-    ends = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=ends[1:])
-    data = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(rows))]
-    return pa.Array.from_buffers(pa.string(), len(rows), data)
+    count = len(texts)
+    if len(encoded) == 1:
+        [whole] = encoded.values()
+        ends, joined = np.arange(count + 1, dtype=np.int32) * np.int32(len(whole)), whole * count
+    else:
+        rows = [encoded[text] for text in texts]
+        ends, joined = np.zeros(count + 1, np.int32), b"".join(rows)
+        np.cumsum(np.fromiter(map(len, rows), np.int64, count), out=ends[1:])
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(joined)])
 
 
 def count_true(flags: Array, offsets: Array) -> Array:

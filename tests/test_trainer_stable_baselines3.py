@@ -101,6 +101,12 @@ class Doors(Rooms):
         return self.np_random.integers([3, 4])
 
 
+class Boundless(trainers.Errands):
+    """A space whose bounds no network takes."""
+
+    observation_space = spaces.Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (6,))
+
+
 def normalized() -> VecNormalize:
     return VecNormalize(DummyVecEnv([pendulum] * ENVS))
 
@@ -140,7 +146,7 @@ SETTINGS = {
     ),
     "masks-as-masks": Setting(
         MaskablePPO,
-        lambda: DummyVecEnv([trainers.Errands] * ENVS),
+        lambda: DummyVecEnv([Boundless] * ENVS),
         dump=(("masks", "mask"),),
         not_checked=ALL,
     ),

@@ -94,7 +94,7 @@ def description(model: OnPolicyAlgorithm, masks: str) -> dict[str, dict[str, Any
     shape = state_shape(policy)
     if len(shape) > 1:
         told["state_shape"] = list(shape)
-    told["precision"] = str(policy.action_net.weight.dtype).removeprefix("torch.")
+    told["precision"] = str(next(policy.action_net.parameters()).dtype).removeprefix("torch.")
     if isinstance(model.action_space, spaces.Discrete):
         told["action_space"] = int(model.action_space.n)
         told["logits"] = "gather"
@@ -142,7 +142,8 @@ def replayable(model: BaseAlgorithm) -> OnPolicyAlgorithm:
     policy: Any = model.policy
     if model.use_sde:
         raise UsageError("gSDE is on, whose noise depends on the state", "say use_sde=False")
-    if type(policy.action_dist).__name__ not in FAMILIES or not hasattr(policy, "mlp_extractor"):
+    family = type(getattr(policy, "action_dist", None)).__name__
+    if family not in FAMILIES or not hasattr(policy, "mlp_extractor"):
         raise UsageError(f"{type(policy).__name__} is no policy that bufcheck knows", BY_HAND)
     policy.set_training_mode(False)  # as it is about to be for the rollout
     actor = Actor(policy)
@@ -155,11 +156,19 @@ def replayable(model: BaseAlgorithm) -> OnPolicyAlgorithm:
     return model
 
 
+def _observations(space: spaces.Space[Any]) -> Array:
+    """Some that the policy takes. Bounds of a Box may be the largest numbers there are."""
+    if isinstance(space, spaces.Box) and space.dtype != np.uint8:
+        chosen = np.random.default_rng(0).uniform(-1, 1, (TRIAL_ROWS, *space.shape))
+        return chosen.astype(space.dtype)
+    space = copy.deepcopy(space)  # whose own chance is left alone
+    space.seed(0)
+    return np.stack([space.sample() for _ in range(TRIAL_ROWS)])
+
+
 def _try(policy: Any, actor: Actor) -> None:
     """A policy of the user's own may compute anything from the same layers."""
-    space = copy.deepcopy(policy.observation_space)  # whose own chance is left alone
-    space.seed(0)
-    seen = np.stack([space.sample() for _ in range(TRIAL_ROWS)])
+    seen = _observations(policy.observation_space)
     observations = torch.as_tensor(seen, device=policy.device)
     with torch.no_grad():
         if is_recurrent(policy):
@@ -170,8 +179,8 @@ def _try(policy: Any, actor: Actor) -> None:
             given = actor(after[-1])
         else:
             distribution = policy.get_distribution(observations)
-            states = torch.as_tensor(as_states(seen, space), device=policy.device)
-            given = actor(states.float())
+            states = torch.as_tensor(as_states(seen, policy.observation_space))
+            given = actor(states.float().to(policy.device))
         inner = distribution.distribution
         if isinstance(inner, torch.distributions.Normal):
             expected = torch.cat([inner.mean, inner.stddev])
