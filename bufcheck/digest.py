@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from bufcheck import schema
+from bufcheck.sql import words_of
 
 FLAG = "BOOLEAN"
 
@@ -47,7 +48,7 @@ def _ragged(column: str, prefix: str) -> list[Fact]:
     null = 1 << list(schema.load().columns).index(column)
     hashed = f"CASE WHEN null_bits & {null} = 0 THEN hash(len({column}), {column}) END"
     return [
-        Fact(f"{prefix}_len", source, "INTEGER", f"len({column})", f"how many entries {column} has"),
+        Fact(f"{prefix}_len", source, "INTEGER", f"{prefix}_len", f"how many entries {column} has"),
         Fact(f"{prefix}_hash", source, "UBIGINT", hashed, f"equal where {column} is, in order"),
     ]
 
@@ -122,7 +123,7 @@ FLAGS = [fact.name for fact in FACTS.values() if fact.type == FLAG]
 FLAGS += [c.name for c in schema.load().columns.values() if c.is_scalar and c.kind == "bool"]
 NULLS = "names of the columns that are null in this row"
 CONFIRMED = "the actor that acted gives the stored log-prob; null where no actor was asked"
-PREFIX = {"state_embed": "state"}
+PREFIX = {"state_embed": "state", "subset_indices": "subset", "action_mask": "mask"}
 AGENT_TYPE = "agent_name"
 """An ENUM of the dump's agents: one byte a row where a text takes sixteen, and quicker to group by."""
 _SQL_TYPES = {"int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "string": "VARCHAR"}
@@ -150,6 +151,12 @@ def columns_used(words: set[str]) -> set[str]:
         return known
     made = {c for fact in facts_used(words) for way in sources_of(fact) for c in way}
     return made | (words & known)
+
+
+def lists_read(facts: frozenset[str]) -> set[str]:
+    """The ragged columns that DuckDB itself must see to make these facts: to hand it lists is dear."""
+    words = {word for f in FACTS.values() if f.name in facts for word in words_of(f.sql)}
+    return {c.name for c in schema.load().columns.values() if c.is_ragged and c.name in words}
 
 
 def _available(facts: frozenset[str], have: set[str]) -> list[Fact]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bufcheck import digest, schema, vectors
@@ -27,6 +28,10 @@ class Digester:
     key: tuple[Any, Any, Any] | None = None
     before: dict[str, Array] = field(default_factory=dict)
     """The last row of each column that neighbours are compared in."""
+
+    @cached_property
+    def lists(self) -> set[str]:
+        return digest.lists_read(self.facts)
 
     def digest(self, batch: Batch, scored: dict[str, pa.Array]) -> pa.RecordBatch:
         """The facts of a batch, and beside them what is already known of its rows."""
@@ -61,10 +66,12 @@ class Digester:
                 self._compare_scalar(name, rows, flags)
             else:
                 opened[name] = vectors.open_rows(rows.column(name))
-                if column.is_ragged or name in self.own:
+                if name in self.lists or name in self.own:
                     made[name] = rows.column(name)
                 if column.is_vector:
                     made |= self._of_vector(name, opened[name], flags)
+                else:
+                    made |= self._length(name, rows.column(name), opened[name])
         made |= self._of_ragged(rows, opened, flags)
         made["null_bits"] = _null_bits(rows, opened)
         made["flags"] = np.zeros(count, np.uint32)
@@ -92,6 +99,16 @@ class Digester:
             flags["state_repeats"] = self._repeats(name, rows)
         lengths = vectors.as_arrow(rows.lengths.astype(np.int32), rows.null)
         return {f"{prefix}_len": lengths, f"{prefix}_bytes": vectors.as_bytes(rows)}
+
+    def _length(self, name: str, column: pa.Array, rows: Rows) -> dict[str, Any]:
+        import numpy as np
+
+        fact = f"{digest.PREFIX.get(name, name)}_len"
+        if fact not in self.facts:
+            return {}
+        # A row that holds a null has a length all the same.
+        null = vectors.as_numpy(column.is_null()) if column.null_count else None
+        return {fact: vectors.as_arrow(rows.lengths.astype(np.int32), null)}
 
     def _of_ragged(
         self, rows: pa.RecordBatch, opened: dict[str, Rows], flags: dict[str, Array]

@@ -139,13 +139,10 @@ class Replayer:
             self.policy["action_size"] = _usual_width(rows.column("action"))
 
     def rows_at_once(self, rows: pa.RecordBatch) -> int:
-        import pyarrow.compute as pc
-
         widest = max(self.outputs, self.width or 1)
         for name in ("state_embed", "subset_indices", "action_mask"):
             if name in rows.schema.names:
-                longest = pc.max(pc.list_value_length(rows.column(name))).as_py()
-                widest = max(widest, longest or 1)
+                widest = max(widest, int(vectors.lengths_of(rows.column(name)).max(initial=1)))
         return max(1, min(self.batch_rows, MOST_NUMBERS // widest))
 
     def _score_piece(self, rows: pa.RecordBatch, made: dict[str, Array], known: Array) -> None:
@@ -278,9 +275,8 @@ def tables(dump: Dump, replay: Replayer) -> Iterator[pa.RecordBatch]:
 def _usual_width(column: pa.Array) -> int | None:
     """How long most rows of a column of vectors are; None where none holds a number."""
     import numpy as np
-    import pyarrow.compute as pc
 
-    lengths = vectors.as_numpy(pc.list_value_length(column).drop_null())
+    lengths = vectors.lengths_of(column)
     sizes, times = np.unique(lengths[lengths > 0], return_counts=True)
     return int(sizes[times.argmax()]) if len(sizes) else None
 

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-_BITS = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
-
-
 class Rows(NamedTuple):
     """A column of vectors as one flat array: row i is values[offsets[i]:offsets[i + 1]]."""
 
@@ -60,6 +57,19 @@ def open_rows(array: pa.Array) -> Rows:
         null = holes if null is None else null | holes
     fixed = pa.types.is_fixed_size_list(array.type)
     return Rows(as_numpy(child, 0), offsets, null, width, fixed)
+
+
+def lengths_of(array: pa.Array) -> Array:
+    """How long each row is; 0 where it is null. Arrow's own function would have to be imported."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(array.type):
+        lengths: Array = np.full(len(array), array.type.list_size)
+    else:
+        lengths = np.diff(as_numpy(array.offsets))
+    if array.null_count:
+        lengths = np.where(as_numpy(array.is_null()), 0, lengths)
+    return lengths
 
 
 def as_numpy(array: pa.Array, null: int | None = None) -> Array:
@@ -211,7 +221,7 @@ def has_duplicate(rows: Rows) -> Array:
     if not len(filled):
         return found
     # One bit per id, folded to 64: a row with as many bits as ids names none twice.
-    bits = _BITS[rows.values.astype(np.uint8) & 63]
+    bits = np.uint64(1) << (rows.values.astype(np.uint8) & 63).astype(np.uint64)
     seen = np.bitwise_count(np.bitwise_or.reduceat(bits, rows.offsets[filled]))
     maybe = filled[seen < lengths[filled]]
     if len(maybe):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -90,6 +91,7 @@ def main() -> None:
 def run() -> None:
     """What the command `bufcheck` starts. To take torch apart at the end would take half a second."""
     _keep_memory()
+    gc.set_threshold(100_000)  # to import torch makes many objects and no garbage worth looking for
     try:
         main(prog_name="bufcheck")
     except SystemExit as done:
