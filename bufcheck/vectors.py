@@ -221,7 +221,9 @@ def has_duplicate(rows: Rows) -> Array:
     if not len(filled):
         return found
     # One bit per id, folded to 64: a row with as many bits as ids names none twice.
-    bits = np.uint64(1) << (rows.values.astype(np.uint8) & 63).astype(np.uint64)
+    bits = rows.values.astype(np.uint64)
+    bits &= np.uint64(63)
+    np.left_shift(np.uint64(1), bits, out=bits)  # in place: another array would be fresh memory
     seen = np.bitwise_count(np.bitwise_or.reduceat(bits, rows.offsets[filled]))
     maybe = filled[seen < lengths[filled]]
     if len(maybe):
