@@ -79,12 +79,15 @@ def w3(folder: Path, steps: int) -> bool:
         row[:k] for row, k in zip(columns["subset_indices"], columns["num_actions"], strict=True)
     ]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    with bufcheck.BufferWriter(folder / "steps", policy=POLICY) as buffer:
-        begun = time.process_time()
-        for row in rows:
-            buffer.append(row)
-        spent = (time.process_time() - begun) / ROWS
-    print(f"W3  {'append, microseconds a step':58} {1e6 * spent:8.0f}  {len(columns)} columns")
+    spent = []
+    for number in range(4):
+        with bufcheck.BufferWriter(folder / f"steps-{number}", policy=POLICY) as buffer:
+            begun = time.process_time()
+            for row in rows:
+                buffer.append(row)
+            spent.append((time.process_time() - begun) / ROWS)
+    taken = 1e6 * statistics.median(spent[1:])  # the first also imports what it needs
+    print(f"W3  {'append, CPU microseconds a step':58} {taken:8.0f}  {len(columns)} columns")
     return True
 
 
