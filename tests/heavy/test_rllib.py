@@ -76,7 +76,10 @@ def cluster() -> Iterator[None]:
         _temp_dir=folder,
     )
     assert ray.util.get_node_ip_address() == "127.0.0.1"
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        # Else each algorithm leaves a folder of results in the home folder.
+        patch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", folder)
+        yield
     ray.shutdown()
     torch.set_num_threads(threads)
     until = time.monotonic() + 20
@@ -349,5 +352,6 @@ def test_a_policy_that_is_not_there_is_refused(tmp_path: Path) -> None:
         runs.train(runs.config(), tmp_path / "dump", modules=["blue"])
 
 
-def test_the_page(tmp_path: Path) -> None:
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where RLlib leaves a folder of results
     run_page(ROOT / "docs" / "trainers" / "rllib.md", tmp_path)
