@@ -282,5 +282,18 @@ def verdict(
     if healthy is not None:
         explained[healthy[0]], source[healthy[0]] = 1, healthy[1]
     found = lookup(case, f.row_id, explained, 0) > 0
+    passed_on = lookup(case, f.row_id, _passed_on(case, moves).astype(np.int8), 0) > 0
     none = np.zeros(len(found), bool)
-    return Verdict(found, none, moves.chance, lookup(case, f.row_id, source, -1))
+    sources = lookup(case, f.row_id, source, -1)
+    # What came from elsewhere, and went nowhere, may be another bug's: nobody else's, it is this one's.
+    return Verdict(found & passed_on, none, moves.chance, sources, found & ~passed_on)
+
+
+def _passed_on(case: Case, moves: Moves) -> Array:
+    """For every failing row, whether its own log-prob is stored in some other: a shuffle loses none."""
+    f, width = moves.failing, _width(case)
+    stored = np.sort(f.stored[np.isfinite(f.stored)])
+    low = np.searchsorted(stored, f.replayed - width, "left")
+    high = np.searchsorted(stored, f.replayed + width, "right")
+    found: Array = (high > low) | ~np.isfinite(f.replayed)
+    return found
