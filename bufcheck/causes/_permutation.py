@@ -273,7 +273,7 @@ def lookup(case: Case, row_id: Array, values: Array, missing: int) -> Array:
 def verdict(
     case: Case, moves: Moves, rows: Array, healthy: tuple[Array, Array] | None = None
 ) -> Verdict:
-    """Explains `rows` (places in failing), and says where they came from."""
+    """Explains `rows` (places in failing), and says where they came from; `healthy` of a shuffle."""
     f = moves.failing
     explained = np.zeros(len(f.row_id), np.int8)
     explained[rows] = 1
@@ -282,9 +282,11 @@ def verdict(
     if healthy is not None:
         explained[healthy[0]], source[healthy[0]] = 1, healthy[1]
     found = lookup(case, f.row_id, explained, 0) > 0
-    passed_on = lookup(case, f.row_id, _passed_on(case, moves).astype(np.int8), 0) > 0
     none = np.zeros(len(found), bool)
     sources = lookup(case, f.row_id, source, -1)
+    if healthy is None:
+        return Verdict(found, none, moves.chance, sources)
+    passed_on = lookup(case, f.row_id, _passed_on(case, moves).astype(np.int8), 0) > 0
     # What came from elsewhere, and went nowhere, may be another bug's: nobody else's, it is this one's.
     return Verdict(found & passed_on, none, moves.chance, sources, found & ~passed_on)
 
