@@ -3,7 +3,8 @@
 A row that two causes explain was made by one of them, and fits the other by accident. Which one that
 was depends on how often each would fit by accident, and on what else happened nearby: a bug that hit
 most of an episode has made the doubtful rows of it as well. So rows are dealt out in the order in which
-causes were chosen, and then again and again by what the dealing says of every episode.
+causes were chosen, and then again and again by what the dealing says of every episode. Other ways to
+begin are tried as well: what comes out the likeliest is taken.
 """
 
 from __future__ import annotations
@@ -27,13 +28,40 @@ FAR = 2.0
 def owners(case: Case, chosen: Sequence[Suspect], verdicts: Sequence[Verdict]) -> Array:
     """The number of the cause that each failing row is given to; −1 where none explains it."""
     fits = np.stack([v.explained & case.unexplained for v in verdicts])
-    found, most = _dealt(case, fits, verdicts, sorted(range(len(chosen)), key=_in_turn(chosen)))
-    if (fits.sum(0) > 1).any():
-        order = sorted(range(len(chosen)), key=_by_luck(chosen))
-        other, likely = _dealt(case, fits, verdicts, order)
-        # The causes that were chosen first explain the most with the fewest: it takes a reason.
-        found = other if likely > most + SURPRISE else found
+    found = _in_order(fits, sorted(range(len(chosen)), key=_in_turn(chosen)))
+    if not (fits.sum(0) > 1).any():
+        return found
+    episode = np.unique(case.of("episode"), return_inverse=True)[1].reshape(-1)
+    starts = [
+        _in_order(fits, sorted(range(len(chosen)), key=_by_luck(chosen))),
+        _by_episode(fits, found, episode, [suspect.rank >= SHUFFLE for suspect in chosen]),
+    ]
+    by_chance = _by_chance(fits, verdicts)
+    found, most = _dealt(fits, found, by_chance, episode)
+    # The causes that were chosen first explain the most with the fewest: it takes a reason.
+    needed = most + SURPRISE
+    for start in starts:
+        other, likely = _dealt(fits, start, by_chance, episode)
+        if likely > max(most, needed):
+            found, most = other, likely
     return found
+
+
+def _in_order(fits: Array, order: Sequence[int]) -> Array:
+    owner = np.full(fits.shape[1], -1)
+    for number in reversed(order):
+        owner[fits[number]] = number
+    return owner
+
+
+def _by_episode(fits: Array, owner: Array, episode: Array, shuffles: Sequence[bool]) -> Array:
+    """Each row is the cause's that explains the most of its episode; of two, the one it was."""
+    size = int(episode.max()) + 1
+    counts = np.stack([np.bincount(episode, rows, size) for rows in fits])[:, episode]
+    last = np.array(shuffles)[:, None]
+    rated = np.where(fits, np.where(last, 0.0, counts), -1.0)
+    rated += 0.5 * (np.arange(len(fits))[:, None] == owner)
+    return np.where(owner >= 0, rated.argmax(0), -1)
 
 
 def _in_turn(chosen: Sequence[Suspect]) -> Callable[[int], Any]:
@@ -50,18 +78,10 @@ def _by_luck(chosen: Sequence[Suspect]) -> Callable[[int], Any]:
     )
 
 
-def _dealt(
-    case: Case, fits: Array, verdicts: Sequence[Verdict], order: Sequence[int]
-) -> tuple[Array, float]:
-    """Rows dealt out in this order, and then as is most likely; and the log of how likely that is."""
-    owner = np.full(len(case), -1)
-    for number in reversed(order):
-        owner[fits[number]] = number
+def _dealt(fits: Array, owner: Array, by_chance: Array, episode: Array) -> tuple[Array, float]:
+    """Rows dealt out as is most likely, from this start; and the log of how likely that is."""
+    owner = owner.copy()
     rows = np.flatnonzero(owner >= 0)
-    if not (fits.sum(0) > 1).any():
-        return owner, 0.0
-    by_chance = _by_chance(fits, verdicts)
-    episode = np.unique(case.of("episode"), return_inverse=True)[1].reshape(-1)
     for _ in range(ROUNDS):
         rated = _rated(fits, owner, by_chance, episode, rows)
         here = rated[owner[rows], np.arange(len(rows))]

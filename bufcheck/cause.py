@@ -372,7 +372,8 @@ def claims(
         mine = mine | verdict.copies & unexplained
     lost = verdict.lost & unexplained & ~mine
     if verdict.chained is not None:
-        mine = mine | _linked(case, verdict.chained & alone, mine, unexplained & ~mine & ~lost)
+        left = unexplained & ~mine & (~lost | verdict.chained)
+        mine = mine | _linked(case, verdict, left & alone, left)
         lost = lost & ~mine
     if not lost.any():
         return mine
@@ -386,17 +387,18 @@ def claims(
     return found
 
 
-def _linked(case: Case, chained: Array, mine: Array, left: Array) -> Array:
+def _linked(case: Case, verdict: Verdict, able: Array, left: Array) -> Array:
     """Of the rows that are left, those about which nothing can be said, where that is what most of them
     are: what another bug left beside the rows of this one is no more often there than elsewhere. An
     index out of range is judged apart, as it may be a bug of its own."""
-    found = np.zeros(len(mine), bool)
+    found = np.zeros(len(left), bool)
     for kind in (case.in_range, ~case.in_range):
-        rows = chained & left & kind
+        rows = verdict.chained & able & kind
         if rows.sum() >= MAINLY * (left & kind).sum():
             found |= rows
     # Where single rows were hit, few of them are neighbours.
-    return found if found.sum() <= CHAINED * mine.sum() else np.zeros_like(found)
+    few = found.sum() <= CHAINED * verdict.explained.sum()
+    return found if few else np.zeros_like(found)
 
 
 def streams(case: Case) -> Array:

@@ -275,15 +275,13 @@ def verdict(
 ) -> Verdict:
     """Explains `rows` (places in failing), and says where they came from; `healthy` of a shuffle."""
     f = moves.failing
-    explained = np.zeros(len(f.row_id), np.int8)
+    explained, source = np.zeros(len(f.row_id), np.int8), np.full(len(f.row_id), -1)
     explained[rows] = 1
-    source = np.full(len(f.row_id), -1)
     source[moves.target] = f.row_id[moves.source]
     if healthy is not None:
         explained[healthy[0]], source[healthy[0]] = 1, healthy[1]
     found = lookup(case, f.row_id, explained, 0) > 0
-    none = np.zeros(len(found), bool)
-    sources = lookup(case, f.row_id, source, -1)
+    none, sources = np.zeros(len(found), bool), lookup(case, f.row_id, source, -1)
     if healthy is None:
         return Verdict(found, none, moves.chance, sources)
     passed_on = lookup(case, f.row_id, _passed_on(case, moves).astype(np.int8), 0) > 0
