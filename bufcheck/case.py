@@ -43,6 +43,8 @@ MOST_NUMBERS = 1 << 25
 """States, logits and subsets of one case hold no more numbers than this."""
 CLOSED = -1e4
 """A log-prob below this is that of an action that was masked with a large negative logit."""
+ALONE = 1e-6
+"""A log-prob nearer to 0 than this is that of a single choice."""
 COARSE = 2e-5
 DEFAULT_NOISE = 2e-5
 """How far a replay may be off where no row confirms it."""
@@ -185,13 +187,20 @@ class Case:
 
     def beside(self, places: int) -> Array:
         """The row of the agent that many names on, in the same step; −1 where the step is alone."""
+        return self.all_beside(places)[self.at]
+
+    def all_beside(self, places: int) -> Array:
+        """The same for every row, failing or not."""
+        return self.once(("beside", places), lambda: self._beside(places))
+
+    def _beside(self, places: int) -> Array:
         starts, sizes, order, place = self._steps
         group = np.repeat(np.arange(len(starts)), sizes)
         other = starts[group] + (place + places) % sizes[group]
         found = np.full(len(order), -1)
         found[order] = np.where(sizes[group] > 1, order[other], -1)
         found[found == np.arange(len(found))] = -1
-        return found[self.at]
+        return found
 
     @cached_property
     def step_of(self) -> Array:
@@ -299,15 +308,42 @@ class Case:
     @cached_property
     def chosen(self) -> Array:
         """action_index; −1 where it is null."""
+        found: Array = self.all_actions[self.at]
+        return found
+
+    @cached_property
+    def all_actions(self) -> Array:
+        """action_index of every row, failing or not; −1 where it is null."""
         column = self.rows.column("action_index").fill_null(-1).to_numpy(zero_copy_only=False)
-        found: Array = column.astype(np.int64)[self.at]
+        found: Array = column.astype(np.int64)
+        return found
+
+    @cached_property
+    def in_range(self) -> Array:
+        """Failing rows whose index is that of something on offer."""
+        if not self.facts.is_categorical:
+            return np.ones(len(self), bool)
+        found: Array = (self.chosen >= 0) & (self.chosen < self.offer.sizes)
         return found
 
     @cached_property
     def any_action(self) -> Array:
         """The action_index of rows picked at random: what a wrong one would be like."""
-        column = self.rows.column("action_index").fill_null(-1).to_numpy(zero_copy_only=False)
-        return np.random.default_rng(0).choice(column.astype(np.int64), len(self))
+        return np.random.default_rng(0).choice(self.all_actions, len(self))
+
+    @cached_property
+    def nothing(self) -> Array:
+        """The chance of each failing row that another row has its stored value: that of a single choice
+        stands in many."""
+        healthy = np.abs(self.scalars["stored"][~self.wrong]) <= ALONE
+        usual = float(healthy.mean()) if len(healthy) else 0.0
+        return np.where(np.abs(self.stored) <= ALONE, usual, 0.0)
+
+    @cached_property
+    def telling(self) -> Array:
+        """Healthy rows with a choice: of a single one the log-prob is 0, whatever else is stored."""
+        found: Array = ~self.wrong & (np.abs(self.scalars["stored"]) > ALONE)
+        return found
 
     @cached_property
     def local(self) -> Array:

@@ -48,12 +48,16 @@ SURPRISE = 20.0
 """-ln of the chance that a hypothesis explains so many rows by accident."""
 SHUFFLE = 4
 """The rank of what explains any value that stands somewhere else."""
+GENERIC = 3
+"""The rank of what explains any other action on offer; above it, the same is true."""
 NEARLY = 0.98
 """Of two hypotheses that explain about the same, the more specific one is told."""
 EDGE_COVERAGE = 0.8
 """What a shift lost at an episode's edge is its own where it explains this much of the episode."""
 
 
+MOST_CHANCE = 0.99
+MAINLY = 0.5
 CHAIN, CHAINED = 3, 0.3
 """Neighbours in a row that a copying bug may have hit, and how many of all rows those may be."""
 
@@ -72,6 +76,15 @@ class Verdict(NamedTuple):
     """Rows that hold a copy, of a row that is wrong itself."""
     chained: Array | None = None
     """Rows whose neighbour it explains, and about which nothing more can be said."""
+    accident: Array | None = None
+    """[ways, rows]: the chance of a row to be explained though another bug made it, by several ways to
+    tell; None where it is `chance` for all."""
+
+    def by_chance(self, rows: Array) -> float:
+        """The share of these rows that it would explain by accident."""
+        if self.accident is None or not rows.any():
+            return self.chance
+        return float(self.accident[:, rows].mean(1).max())
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,7 @@ def predicting(
     edges: Callable[[Case], Array] | None = None,
     sources: Callable[[Case], Array] | None = None,
     null: Callable[[Case], Array] | None = None,
+    habit: Callable[[Case], Array] | None = None,
     copied: Callable[[Case], tuple[Array, Array]] | None = None,
     background: float = 0.0,
     loosely: bool = False,
@@ -112,7 +126,8 @@ def predicting(
     row impossible.
 
     Chance is how often it would fit another row's prediction, or that of `null`, a hypothesis of the
-    same kind that is wrong for sure; at least `background`. `copied`: which rows (failing or not) hold
+    same kind that is wrong for sure; at least `background`, and `habit`, the chance of each row that
+    healthy ones suggest. `copied`: which rows (failing or not) hold
     what the bug would have copied there, and from which row; where the bug hit single rows, that is all
     that is left to see. What is as common among healthy rows proves nothing.
     `edges`: failing rows that the bug would have hit, and for which there is nothing to predict from.
@@ -123,27 +138,28 @@ def predicting(
         with np.errstate(all="ignore"):
             values = predict(case)
         explained = case.hits(values, loosely=loosely) & ~case.hits(case.replayed)
-        turned = np.roll(values, len(values) // 2 + 1) if len(values) > 2 else values
-        by_accident = case.hits(turned, loosely=loosely) & ~explained
-        chance = float(by_accident.mean()) if len(values) > 2 else 0.0
-        if null is not None:
-            chance = max(chance, float(case.hits(null(case)).mean()))
+        turned = np.roll(values, len(values) // 2 + 1)
+        ways = [case.hits(turned, loosely=loosely) & ~explained]
+        ways += [case.hits(null(case))] if null else []
+        ways += [habit(case)] if habit else []
+        usual = background
         copies = chained = np.zeros(len(values), bool)
         if copied is not None:
             there, source = copied(case)
             there = there & (source >= 0)
             # A copy of a row that is wrong itself counts only for what nobody else explains.
             sound = there & ~case.wrong[source]
-            usual = _usual(sound[~case.wrong])
-            if usual < 0.5:
+            common = _usual(sound[~case.wrong])
+            if common < 0.5:
                 explained = explained | sound[case.at]
-                chance = max(chance, usual)
+                usual = max(usual, common)
                 copies = there[case.at] & ~explained
                 chained = _chained(case, explained, source) & ~copies
-        chance = max(chance, background)
+        accident = np.stack([*ways, np.full(len(values), usual)]).astype(np.float64)
+        chance = float(accident.mean(1).max()) if len(values) else usual
         lost = edges(case) if edges else np.zeros(len(values), bool)
         came_from = sources(case) if sources else None
-        return Verdict(explained, lost, chance, came_from, copies, chained)
+        return Verdict(explained, lost, chance, came_from, copies, chained, accident)
 
     return test
 
@@ -160,8 +176,7 @@ def _chained(case: Case, explained: Array, source: Array) -> Array:
     for _ in range(CHAIN):
         hit |= case.wrong & (source >= 0) & hit[source]
     chained: Array = hit[case.at] & ~explained
-    # Where single rows were hit, few of them are neighbours.
-    return chained if chained.sum() <= CHAINED * explained.sum() else np.zeros_like(chained)
+    return chained
 
 
 # The collection
@@ -296,11 +311,11 @@ def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | 
     for suspect in suspects:
         verdict = suspect.verdict
         count, rows = int((verdict.explained & unexplained).sum()), int(unexplained.sum())
-        by_chance = verdict.chance * rows
+        by_chance = (chance := min(verdict.by_chance(unexplained), MOST_CHANCE)) * rows
         if surprise(count, by_chance, rows) < SURPRISE + math.log(len(suspects)):
             continue
         # Only what is not its own can be explained by accident.
-        gained = (int(claims(case, verdict, unexplained).sum()) - by_chance) / (1 - verdict.chance)
+        gained = (int(claims(case, verdict, unexplained).sum()) - by_chance) / (1 - chance)
         rated.append((gained, suspect))
     if not rated:
         return None
@@ -310,8 +325,9 @@ def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | 
 
 
 def _owner(case: Case, suspects: list[Suspect], best: Suspect, unexplained: Array) -> Suspect | None:
-    """A shuffle explains whatever moved. What has whole streams to itself is a bug of its own."""
-    if best.rank < SHUFFLE:
+    """A shuffle explains whatever moved, two draws any action. What has whole streams to itself is
+    a bug of its own."""
+    if best.rank < GENERIC:
         return None
     stream = streams(case)
     size = int(stream.max()) + 1
@@ -352,9 +368,13 @@ def claims(
     mine = verdict.explained & unexplained
     if already is not None:
         mine = mine | already
-    if verdict.copies is not None and verdict.chained is not None:
-        mine = mine | (verdict.copies | verdict.chained & alone) & unexplained
+    if verdict.copies is not None:
+        mine = mine | verdict.copies & unexplained
     lost = verdict.lost & unexplained & ~mine
+    if verdict.chained is not None:
+        left = unexplained & ~mine & (~lost | verdict.chained)
+        mine = mine | _linked(case, verdict, left & alone, left)
+        lost = lost & ~mine
     if not lost.any():
         return mine
     stream = streams(case)
@@ -365,6 +385,20 @@ def claims(
     # What a shift could not fill is padded with 0.
     found: Array = mine | (lost & (own[stream] | (case.stored == 0)))
     return found
+
+
+def _linked(case: Case, verdict: Verdict, able: Array, left: Array) -> Array:
+    """Of the rows that are left, those about which nothing can be said, where that is what most of them
+    are: what another bug left beside the rows of this one is no more often there than elsewhere. An
+    index out of range is judged apart, as it may be a bug of its own."""
+    found = np.zeros(len(left), bool)
+    for kind in (case.in_range, ~case.in_range):
+        rows = verdict.chained & able & kind
+        if rows.sum() >= MAINLY * (left & kind).sum():
+            found |= rows
+    # Where single rows were hit, few of them are neighbours.
+    few = found.sum() <= CHAINED * verdict.explained.sum()
+    return found if few else np.zeros_like(found)
 
 
 def streams(case: Case) -> Array:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bufcheck import attribution, confidence, digest, forward, undecidable
 from bufcheck import case as cases
 from bufcheck import cause as engine
-from bufcheck import confidence, digest, forward, undecidable
 from bufcheck.case import SCALARS, Case, Facts, Failing
 from bufcheck.cause import LEAST, PROVEN, Suspect
 from bufcheck.confidence import Diagnosis, Found
@@ -32,8 +32,6 @@ SCREENED = 20_000
 ROUNDS = 3
 MOST_MATCHED = 4_000_000
 """Failing rows among which a permutation is looked for."""
-LUCK = 0.01
-"""A chance so small that it is no reason to prefer another cause."""
 NOISY = 1000
 """Healthy rows it takes to measure how exact a replay is."""
 
@@ -254,18 +252,13 @@ def _read(
 
 
 def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> None:
-    """Gives each failing row of a case to the one of the chosen that explains it least by chance."""
+    """Gives each failing row of a case to the one of the chosen that most likely made it."""
     import pyarrow as pa
 
-    owner, source = np.full(len(case), -1), np.full(len(case), -1)
     verdicts = [suspect.hypothesis.test(case) for suspect in chosen]
-    for number in sorted(range(len(chosen)), key=lambda n: _luck(chosen[n])):
-        verdict = verdicts[number]
-        mine = verdict.explained & case.unexplained
-        owner[mine] = first + number
-        if verdict.sources is not None:
-            source[mine] = verdict.sources[mine]
-        case.unexplained = case.unexplained & ~mine
+    owner = attribution.owners(case, chosen, verdicts)
+    owner = np.where(owner >= 0, first + owner, -1)
+    case.unexplained = case.unexplained & (owner < 0)
     # What one lost at an edge, another may have explained: only then it is the first one's.
     stream = engine.streams(case)
     for number, verdict in enumerate(verdicts):
@@ -275,6 +268,10 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
         lost = engine.claims(case, verdict, case.unexplained, already, alone=alone)
         owner[lost] = first + number
         case.unexplained = case.unexplained & ~lost
+    source = np.full(len(case), -1)
+    for number, verdict in enumerate(verdicts):
+        if verdict.sources is not None:
+            source = np.where(owner == first + number, verdict.sources, source)
     given = np.flatnonzero(owner >= 0)
     names = np.array([suspect.name for suspect in chosen], dtype=object)
     table = {
@@ -286,8 +283,3 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
     database.connection.register("claimed", pa.table(table))
     database.execute("INSERT INTO causes SELECT *, NULL, NULL FROM claimed")
     database.connection.unregister("claimed")
-
-
-def _luck(suspect: Suspect) -> tuple[float, int]:
-    """How often it fits by chance; where that is next to never, how generic it is."""
-    return max(suspect.verdict.chance, LUCK), suspect.rank

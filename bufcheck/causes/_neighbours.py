@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from bufcheck.case import Case
+from bufcheck.cause import LEAST
+from bufcheck.causes import _support
 from bufcheck.offer import pick
 from bufcheck.vectors import Array
 
@@ -23,3 +25,15 @@ def any_action(case: Case) -> Array:
     if not case.facts.is_categorical:
         return np.full(len(case), np.nan)
     return pick(case.log_chances, case.any_action)
+
+
+def same_action(case: Case, source: Array) -> Array:
+    """The chance of each failing row that the action scored is the one that stands in another row, as
+    healthy rows show it: a policy may well do the same in two steps, or two agents in one."""
+    if not case.facts.is_categorical:
+        return np.zeros(len(case))
+    there = case.telling & (source >= 0)
+    there &= case.telling[source]
+    alike = (case.all_actions == case.all_actions[source])[there]
+    usual = float(alike.mean()) if len(alike) >= LEAST else 0.0
+    return np.where(_support.member(case) >= 0, usual, 0.0)

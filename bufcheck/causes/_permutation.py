@@ -273,14 +273,27 @@ def lookup(case: Case, row_id: Array, values: Array, missing: int) -> Array:
 def verdict(
     case: Case, moves: Moves, rows: Array, healthy: tuple[Array, Array] | None = None
 ) -> Verdict:
-    """Explains `rows` (places in failing), and says where they came from."""
+    """Explains `rows` (places in failing), and says where they came from; `healthy` of a shuffle."""
     f = moves.failing
-    explained = np.zeros(len(f.row_id), np.int8)
+    explained, source = np.zeros(len(f.row_id), np.int8), np.full(len(f.row_id), -1)
     explained[rows] = 1
-    source = np.full(len(f.row_id), -1)
     source[moves.target] = f.row_id[moves.source]
     if healthy is not None:
         explained[healthy[0]], source[healthy[0]] = 1, healthy[1]
     found = lookup(case, f.row_id, explained, 0) > 0
-    none = np.zeros(len(found), bool)
-    return Verdict(found, none, moves.chance, lookup(case, f.row_id, source, -1))
+    none, sources = np.zeros(len(found), bool), lookup(case, f.row_id, source, -1)
+    if healthy is None:
+        return Verdict(found, none, moves.chance, sources)
+    passed_on = lookup(case, f.row_id, _passed_on(case, moves).astype(np.int8), 0) > 0
+    # What came from elsewhere, and went nowhere, may be another bug's: nobody else's, it is this one's.
+    return Verdict(found & passed_on, none, moves.chance, sources, found & ~passed_on)
+
+
+def _passed_on(case: Case, moves: Moves) -> Array:
+    """For every failing row, whether its own log-prob is stored in some other: a shuffle loses none."""
+    f, width = moves.failing, _width(case)
+    stored = np.sort(f.stored[np.isfinite(f.stored)])
+    low = np.searchsorted(stored, f.replayed - width, "left")
+    high = np.searchsorted(stored, f.replayed + width, "right")
+    found: Array = (high > low) | ~np.isfinite(f.replayed)
+    return found

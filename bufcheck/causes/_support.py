@@ -18,6 +18,7 @@ from bufcheck.offer import Offer, offers, pick
 from bufcheck.vectors import Array
 
 MODELS = ("argmax-action", "argmax-score", "sampled-twice", "order-lost", "other")
+GREEDY = ("argmax-action", "argmax-score")
 NEVER = -14.0
 """Log-likelihood of what a model rules out: a tie or a chance match may."""
 CHANCE = 1e-3
@@ -34,6 +35,8 @@ class Support:
     """Which place has the stored log-prob; −1 where none does."""
     model: Array
     """Which of MODELS fits best; −1 for rows out of the family."""
+    nearby: Array
+    """For every row, the model that fits best in its episode, or elsewhere where that says nothing."""
     margin: dict[int, float]
     """By model: nats by which it beats the next best over its rows."""
 
@@ -55,9 +58,24 @@ def taking(model: str, unexplained: Array) -> Callable[[Case], Verdict]:
     def test(case: Case) -> Verdict:
         open_to = unexplained if key in case.noted else case.unexplained
         rows, _ = explained_by(case, open_to, model)
-        return Verdict(rows, np.zeros(len(case), bool), CHANCE)
+        none = np.zeros(len(case), bool)
+        if model not in GREEDY:
+            return Verdict(rows, none, CHANCE)
+        # What another cause explains as well may be greedy all the same.
+        support: Support = case.noted["support", open_to.tobytes()]
+        number = MODELS.index(model)
+        able = (likelihoods(case)[:, number] > NEVER) & (member(case) >= 0) & case.in_range
+        rows = rows | able & (support.nearby == number) & ~open_to
+        accident = np.where(member(case) >= 0, _top(case), 0.0)
+        return Verdict(rows, none, CHANCE, accident=np.maximum(accident, CHANCE)[None])
 
     return test
+
+
+def _top(case: Case) -> Array:
+    """The chance of the likeliest place."""
+    found: Array = np.exp(np.where(np.isfinite(case.local), case.log_chances, -np.inf).max(1))
+    return found
 
 
 def confidence(margin: float) -> str:
@@ -116,16 +134,11 @@ def _ascending(offer: Offer) -> Array:
     return np.asarray(rising.all(axis=1))
 
 
-def _inside(case: Case) -> Array:
-    """An index out of range is no other member's."""
-    return (case.chosen >= 0) & (case.chosen < case.offer.sizes)
-
-
 def _judged(case: Case, unexplained: Array) -> Support:
-    rows = np.flatnonzero(unexplained & (member(case) >= 0) & _inside(case))
+    rows = np.flatnonzero(unexplained & (member(case) >= 0) & case.in_range)
     model = np.full(len(case), -1)
     if len(rows) < LEAST:
-        return Support(member(case), model, {})
+        return Support(member(case), model, model, {})
     told = likelihoods(case)[rows]
     episodes, episode = np.unique(case.of("episode")[rows], return_inverse=True)
     by_episode = np.zeros((len(episodes), len(MODELS)))
@@ -136,8 +149,12 @@ def _judged(case: Case, unexplained: Array) -> Support:
     if (~sure).any():  # too few rows to tell: as the rest of them together
         best[~sure] = by_episode[~sure].sum(0).argmax()
     model[rows] = best[episode]
+    nearby = np.full(len(case), np.bincount(best[episode]).argmax())
+    place = np.minimum(np.searchsorted(episodes, case.of("episode")), len(episodes) - 1)
+    known = episodes[place] == case.of("episode")
+    nearby[known] = best[place[known]]
     margin = {}
     for number in np.unique(best):
         total = told[best[episode] == number].sum(0)
         margin[int(number)] = float(total[number] - np.delete(total, number).max())
-    return Support(member(case), model, margin)
+    return Support(member(case), model, nearby, margin)

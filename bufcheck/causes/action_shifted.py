@@ -26,17 +26,21 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
                 partial(_with_action_of, steps=steps),
                 edges=partial(_neighbours.lost, steps=steps),
                 null=_neighbours.any_action,
+                habit=partial(_as_usual, steps=steps),
                 copied=partial(_copied, steps=-steps) if case.facts.is_categorical else None,
             ),
             f"with the action that stands {_neighbours.where(steps)}, the actor gives the stored value",
         )
 
 
+def _as_usual(case: Case, steps: int) -> Array:
+    return _neighbours.same_action(case, case.all_along(steps))
+
+
 def _copied(case: Case, steps: int) -> tuple[Array, Array]:
     """Rows that hold the neighbour's action; of those that fail, where another one was scored."""
-    column = case.rows.column("action_index").fill_null(-1).to_numpy(zero_copy_only=False)
     source = case.all_along(steps)
-    same = (source >= 0) & (column == column[source])
+    same = (source >= 0) & (case.all_actions == case.all_actions[source])
     same[case.at] &= _support.member(case) >= 0
     return same, source
 

@@ -7,9 +7,11 @@ from functools import partial
 
 import numpy as np
 
+from bufcheck import vectors
 from bufcheck.case import ACTION, CONTEXT, Case
 from bufcheck.cause import Hypothesis, predicting
 from bufcheck.causes import _neighbours
+from bufcheck.offer import hashed
 from bufcheck.vectors import Array
 
 FIX = (
@@ -35,7 +37,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
         return
     yield Hypothesis(
         {"column": "old_log_prob"},
-        predicting(_nearest_sibling, sources=_nearest_row),
+        predicting(_nearest_sibling, sources=_nearest_row, habit=lambda case: case.nothing),
         "the stored value is the replayed log-prob of another agent of the same step",
     )
     for column, names in COLUMNS.items():
@@ -46,6 +48,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
                     predicting(
                         partial(_with_columns_of, names=names, places=places),
                         null=_neighbours.any_action if names == ACTION else None,
+                        habit=partial(_as_usual, places=places) if names == ACTION else None,
                     ),
                     f"with the {column} of another agent of the same step, the actor gives the"
                     " stored value",
@@ -78,8 +81,42 @@ def _nearest_row(case: Case) -> Array:
     return np.where(row >= 0, case.scalars["row_id"][row], -1)
 
 
+def _as_usual(case: Case, places: int) -> Array:
+    return _neighbours.same_action(case, case.all_beside(places))
+
+
 def _with_columns_of(case: Case, names: tuple[str, ...], places: int) -> Array:
     def replayed() -> Array:
-        return case.replayed_with({name: case.beside(places) for name in names})
+        values = case.replayed_with({name: case.beside(places) for name in names})
+        return np.where(_contradicted(case, names, places), np.inf, values)
 
-    return case.once(("beside", names, places), replayed)
+    return case.once(("replayed beside", names, places), replayed)
+
+
+def _contradicted(case: Case, names: tuple[str, ...], places: int) -> Array:
+    """Failing rows in whose step another row is right with what it holds, and would not be with what
+    would have been its own: agents are crossed in a whole step, or not at all."""
+    other = case.all_beside(places)
+    alike = np.ones(len(other), bool)
+    for name in names:
+        if name in case.rows.schema.names:
+            alike &= _alike(case, name, other)
+    against = np.zeros(int(case.step_of.max(initial=0)) + 1, bool)
+    against[case.step_of[case.telling & (other >= 0) & ~alike]] = True
+    found: Array = against[case.step_of[case.at]]
+    return found
+
+
+def _alike(case: Case, name: str, other: Array) -> Array:
+    """Rows that hold the same as the other row."""
+    column = case.rows.column(name)
+    if name != "state_embed":
+        told = hashed(column)
+        same: Array = told == told[other]
+        return same
+    states = vectors.open_rows(column)
+    if not states.width:
+        return np.ones(len(other), bool)
+    table = states.values.reshape(-1, states.width)
+    made: Array = (table == table[other]).all(1)
+    return made

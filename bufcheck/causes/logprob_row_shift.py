@@ -44,6 +44,7 @@ def _shift(offset: int, order: str) -> Hypothesis:
             partial(_shifted, offset=offset, order=order),
             edges=lambda case: _source(case, offset, order) < 0,
             sources=partial(_rows, offset=offset, order=order),
+            habit=lambda case: case.nothing,
         ),
         f"the stored value is the replayed log-prob {where}{whose}",
     )

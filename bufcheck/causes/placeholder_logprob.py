@@ -49,7 +49,10 @@ def _is(case: Case, value: float) -> Verdict:
     same = np.isnan(case.stored) if np.isnan(value) else case.stored == value
     if value == 0 and case.facts.is_categorical:
         same &= case.choices > 1  # of a single choice 0 is the log-prob
-    return Verdict(same, np.zeros(len(case), bool), 1e-5)
+    # A value that healthy rows have may have come to others with a bug that moved it.
+    healthy = case.scalars["stored"][~case.wrong] == value
+    usual = float(healthy.mean()) if len(healthy) >= LEAST else 0.0
+    return Verdict(same, np.zeros(len(case), bool), max(1e-5, usual))
 
 
 def _uniform(case: Case, over: str) -> Verdict:

@@ -40,18 +40,23 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
 def _same(case: Case, agent: int) -> Array:
     """Rows (failing or not) of other agents that hold what this agent was offered in the step, where
     its own row is right."""
+    return _alike(case, agent, case.wrong)
+
+
+def _alike(case: Case, agent: int, but: Array) -> Array:
+    """The same for all rows of this agent but some."""
 
     def found() -> Array:
         offered, steps = case.all_offered, case.step_of
         size = int(steps.max(initial=0)) + 1
         source = np.full(size, -1)
-        mine = (case.scalars["agent"] == agent) & ~case.wrong
+        mine = (case.scalars["agent"] == agent) & ~but
         source[steps[mine]] = np.flatnonzero(mine)
         row = source[steps]
         made: Array = (row >= 0) & (offered == offered[row]) & (case.scalars["agent"] != agent)
         return made
 
-    return case.once(("same subset", agent), found)
+    return case.once(("same subset", agent, int(but.sum())), found)
 
 
 def _broadcast(case: Case, agent: int) -> Verdict:
@@ -67,4 +72,6 @@ def _broadcast(case: Case, agent: int) -> Verdict:
         later, offered = case.all_along(1), case.all_offered
         mine = (case.scalars["agent"] == agent) & (later >= 0)
         chance = float((offered == offered[later])[mine].mean()) if mine.any() else 1.0
-    return Verdict(same[case.at], np.zeros(len(case), bool), chance)
+    # Another bug may have hit the agent's own row: a copy all the same, if nobody else explains it.
+    copies = _alike(case, agent, ~case.wrong)[case.at]
+    return Verdict(same[case.at], np.zeros(len(case), bool), chance, copies=copies)

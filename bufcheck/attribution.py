@@ -1,0 +1,119 @@
+"""Which of the causes that were chosen a failing row is put down to, where several explain it.
+
+A row that two causes explain was made by one of them, and fits the other by accident. Which one that
+was depends on how often each would fit by accident, and on what else happened nearby: a bug that hit
+most of an episode has made the doubtful rows of it as well. So rows are dealt out in the order in which
+causes were chosen, and then again and again by what the dealing says of every episode. Other ways to
+begin are tried as well: what comes out the likeliest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bufcheck.case import Case
+from bufcheck.cause import SHUFFLE, SURPRISE, Suspect, Verdict
+from bufcheck.vectors import Array
+
+LUCK = 0.01
+"""A chance so small that it is no reason to prefer another cause."""
+ROUNDS = 8
+FAR = 2.0
+"""Rows that what is known of the whole dump weighs, beside those of an episode."""
+
+
+def owners(case: Case, chosen: Sequence[Suspect], verdicts: Sequence[Verdict]) -> Array:
+    """The number of the cause that each failing row is given to; −1 where none explains it."""
+    fits = np.stack([v.explained & case.unexplained for v in verdicts])
+    found = _in_order(fits, sorted(range(len(chosen)), key=_in_turn(chosen)))
+    if not (fits.sum(0) > 1).any():
+        return found
+    episode = np.unique(case.of("episode"), return_inverse=True)[1].reshape(-1)
+    starts = [
+        _in_order(fits, sorted(range(len(chosen)), key=_by_luck(chosen))),
+        _by_episode(fits, found, episode, [suspect.rank >= SHUFFLE for suspect in chosen]),
+    ]
+    by_chance = _by_chance(fits, verdicts)
+    found, most = _dealt(fits, found, by_chance, episode)
+    # The causes that were chosen first explain the most with the fewest: it takes a reason.
+    needed = most + SURPRISE
+    for start in starts:
+        other, likely = _dealt(fits, start, by_chance, episode)
+        if likely > max(most, needed):
+            found, most = other, likely
+    return found
+
+
+def _in_order(fits: Array, order: Sequence[int]) -> Array:
+    owner = np.full(fits.shape[1], -1)
+    for number in reversed(order):
+        owner[fits[number]] = number
+    return owner
+
+
+def _by_episode(fits: Array, owner: Array, episode: Array, shuffles: Sequence[bool]) -> Array:
+    """Each row is the cause's that explains the most of its episode; of two, the one it was."""
+    size = int(episode.max()) + 1
+    counts = np.stack([np.bincount(episode, rows, size) for rows in fits])[:, episode]
+    last = np.array(shuffles)[:, None]
+    rated = np.where(fits, np.where(last, 0.0, counts), -1.0)
+    rated += 0.5 * (np.arange(len(fits))[:, None] == owner)
+    return np.where(owner >= 0, rated.argmax(0), -1)
+
+
+def _in_turn(chosen: Sequence[Suspect]) -> Callable[[int], Any]:
+    """As they were chosen; but a shuffle explains whatever moved, and comes last."""
+    return lambda n: (chosen[n].rank >= SHUFFLE, n)
+
+
+def _by_luck(chosen: Sequence[Suspect]) -> Callable[[int], Any]:
+    """What fits least by chance comes first; where that is next to never, what is most specific."""
+    return lambda n: (
+        chosen[n].rank >= SHUFFLE,
+        max(chosen[n].verdict.chance, LUCK),
+        chosen[n].rank,
+    )
+
+
+def _dealt(fits: Array, owner: Array, by_chance: Array, episode: Array) -> tuple[Array, float]:
+    """Rows dealt out as is most likely, from this start; and the log of how likely that is."""
+    owner = owner.copy()
+    rows = np.flatnonzero(owner >= 0)
+    for _ in range(ROUNDS):
+        rated = _rated(fits, owner, by_chance, episode, rows)
+        here = rated[owner[rows], np.arange(len(rows))]
+        # Of two that are as good as each other, the one that was there stays.
+        best = np.where(rated.max(0) > here + 1e-9, rated.argmax(0), owner[rows])
+        if (best == owner[rows]).all():
+            break
+        owner[rows] = best
+    return owner, float(here.sum())
+
+
+def _by_chance(fits: Array, verdicts: Sequence[Verdict]) -> Array:
+    """[causes, causes]: how often the second fits rows that the first made, by accident, at least."""
+    made = np.array([[verdict.by_chance(rows) for verdict in verdicts] for rows in fits])
+    found: Array = np.clip(made, LUCK, 1.0)
+    return found
+
+
+def _rated(fits: Array, owner: Array, by_chance: Array, episode: Array, rows: Array) -> Array:
+    """[causes, rows]: the log of how likely each cause made each of these rows, up to a constant."""
+    count, size = len(fits), int(episode.max()) + 1
+    own = np.stack([owner == number for number in range(count)])
+    near = np.stack([np.bincount(episode, mine, size) for mine in own])[:, episode[rows]]
+    near -= own[:, rows]  # a row is no witness of itself
+    share = (own.sum(1) + 1) / (own.sum() + count)
+    prior = np.log((near + FAR * share[:, None]) / (near.sum(0) + FAR))
+    rated = np.full(prior.shape, -np.inf)
+    for first in range(count):
+        seen = (own[first] & fits).sum(1) / max(int(own[first].sum()), 1)
+        also = np.clip(np.maximum(seen, by_chance[first]), 1e-3, 1 - 1e-3)
+        pattern = np.where(fits[:, rows], np.log(also)[:, None], np.log(1 - also)[:, None])
+        pattern[first] = 0.0
+        told = prior[first] + pattern.sum(0)
+        rated[first] = np.where(fits[first, rows], told, -np.inf)
+    return rated
