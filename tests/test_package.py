@@ -37,7 +37,7 @@ ORDER = [
     ["case"],
     ["cause", "database"],
     ["rule", "undecidable"],
-    ["findings", "metrics", "confidence"],
+    ["findings", "metrics", "confidence", "attribution"],
     ["diagnosis"],
     ["output", "report"],
     ["pipeline", "convert", "removal", "repair", "manifest"],

@@ -31,7 +31,7 @@ KEPT = ("observations", "actions", "rewards", "terminated", "truncated", "log_pr
 ADVICE = "pass network=, the torch.nn module from observations to logits (or means)"
 
 
-class UpdateDump:
+class UpdateDump(trainer.LateDump):
     """While it is open, every update of the agent is written before it learns.
 
     `env`: the wrapped environment, asked how it resets. `network`: the policy as torch.nn layers, where
@@ -50,7 +50,6 @@ class UpdateDump:
         _refuse(agent, env)
         self.path, self.agent, self.options, self.network = Path(path), agent, options, network
         self.updates = 0
-        self.writer: BufferWriter | None = None
         self._ended: torch.Tensor | None = None
 
     def __enter__(self) -> UpdateDump:
@@ -74,15 +73,7 @@ class UpdateDump:
 
     def __exit__(self, *failed: Any) -> None:
         del self.agent.update  # its class has the original
-        if self.writer is not None:
-            self.writer.__exit__(*failed)
-
-    @property
-    def actor_pattern(self) -> str:
-        """Where the actors lie, as `--actor` takes it."""
-        if self.writer is None:
-            raise UsageError(f"{self.path}: nothing was written", "train first")
-        return self.writer.actor_pattern
+        super().__exit__(*failed)
 
     # Rows
 

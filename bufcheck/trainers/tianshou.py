@@ -36,7 +36,7 @@ WHO = "UpdateDump"
 ADVICE = "pass network=, the torch.nn module from observations to logits (or means, with log_std=)"
 
 
-class UpdateDump:
+class UpdateDump(trainer.LateDump):
     """While it is open, every update of the algorithm is written before it is made.
 
     `network` and `log_std`: the actor as torch.nn layers, where it cannot be taken out of Tianshou's.
@@ -57,7 +57,6 @@ class UpdateDump:
         self.path, self.algorithm, self.options = Path(path), algorithm, options
         self.network = None if network is None else Network(network, log_std)
         self.updates = self.episodes = 0
-        self.writer: BufferWriter | None = None
         self._last: dict[int, tuple[Array, int]] = {}
 
     def __enter__(self) -> UpdateDump:
@@ -74,15 +73,7 @@ class UpdateDump:
 
     def __exit__(self, *failed: Any) -> None:
         del self.algorithm._preprocess_batch  # its class has the original
-        if self.writer is not None:
-            self.writer.__exit__(*failed)
-
-    @property
-    def actor_pattern(self) -> str:
-        """Where the actors lie, as `--actor` takes it."""
-        if self.writer is None:
-            raise UsageError(f"{self.path}: nothing was written", "train first")
-        return self.writer.actor_pattern
+        super().__exit__(*failed)
 
     def append(self, batch: Any, envs: Array, scale: float = 1.0) -> None:
         """A batch that is ready for the update: one environment after the other, each in time."""

@@ -32,7 +32,7 @@ except ImportError as error:
     raise trainer.lacking(error, "torchrl") from None
 
 
-class TensorDictDump:
+class TensorDictDump(trainer.LateDump):
     """Takes batches as a collector yields them, [T] or [E, T], and saves the actor of each.
 
     `actor`: the ProbabilisticActor that acts. `estimator`: the GAE that writes advantages, or the loss
@@ -57,7 +57,6 @@ class TensorDictDump:
         self.estimator = getattr(estimator, "value_estimator", estimator)
         self.names, self.keys, self.options = names, dict(keys or {}), options
         self.rollouts = 0
-        self.writer: BufferWriter | None = None
         if getattr(self.estimator, "auto_reset_env", False):
             raise UsageError(
                 "TensorDictDump: GAE(auto_reset_env=True) bootstraps with the state before",
@@ -78,23 +77,8 @@ class TensorDictDump:
             self.writer.append_envs(columns, starts=starts, agents=self.names, keep=keep)
         self.rollouts += 1
 
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
     def __enter__(self) -> TensorDictDump:
         return self
-
-    def __exit__(self, *failed: Any) -> None:
-        if self.writer is not None:
-            self.writer.__exit__(*failed)
-
-    @property
-    def actor_pattern(self) -> str:
-        """Where the actors lie, as `--actor` takes it."""
-        if self.writer is None:
-            raise UsageError(f"{self.path}: nothing was appended", "append a batch first")
-        return self.writer.actor_pattern
 
     # What a first batch tells
 
