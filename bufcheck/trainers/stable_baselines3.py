@@ -117,11 +117,13 @@ class DumpCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         # Called before the step is added to the buffer, which keeps of an end neither kind nor infos.
-        dones = self.locals["dones"]
-        if dones.any():
+        # A list, because NumPy's `any` takes 10 µs here, between two passes through a network.
+        dones = self.locals["dones"].tolist()
+        if True in dones:
             at, infos = self._model.rollout_buffer.pos, self.locals["infos"]
-            for env in np.flatnonzero(dones):
-                self._truncated[at, env] = infos[env].get("TimeLimit.truncated", False)
+            for env, done in enumerate(dones):
+                if done:
+                    self._truncated[at, env] = infos[env].get("TimeLimit.truncated", False)
         return True
 
     def _on_rollout_end(self) -> None:
