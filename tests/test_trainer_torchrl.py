@@ -441,5 +441,5 @@ def test_nothing_is_left_when_nothing_was_appended(tmp_path: Path) -> None:
     with TensorDictDump(tmp_path / "dump", actor) as dump:
         pass
     assert not (tmp_path / "dump").exists()
-    with pytest.raises(UsageError, match="append a batch first"):
+    with pytest.raises(UsageError, match="train first"):
         _ = dump.actor_pattern
