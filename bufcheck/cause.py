@@ -58,6 +58,7 @@ EDGE_COVERAGE = 0.8
 
 MOST_CHANCE = 0.99
 MAINLY = 0.5
+"""Of rows, for what is said of most of them."""
 CHAIN, CHAINED = 3, 0.3
 """Neighbours in a row that a copying bug may have hit, and how many of all rows those may be."""
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from bufcheck.case import ALONE, Case
+from bufcheck.case import Case
 from bufcheck.cause import LEAST, Hypothesis, Verdict
 from bufcheck.causes import _permutation
 from bufcheck.vectors import Array
@@ -23,25 +23,33 @@ FEW, MOST = 16, 2000
 """Offsets that are tried."""
 DENSE = 0.6
 """How many of a stretch's rows show an offset."""
-LONG = 6
-"""Rows of a stretch that cannot be single rows beside each other."""
-FAR = 32
-"""Rows that may lie between two of a stretch."""
+GAP = 4
+"""Healthy rows in a row that may lie within a stretch, or beside it: a single choice has log-prob 0
+anywhere."""
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     candidates = _candidates(case, unexplained)
-    offsets = _offsets(case, candidates)
-    long, short = _company(case, offsets)
-    if ((long | short) & unexplained).sum() < LEAST:
+    # 0 is what ends are padded with, and what any single choice has.
+    offsets = np.where(unexplained & (np.abs(case.stored) > 1e-6), _offsets(case, candidates), 0)
+    rows = np.flatnonzero(offsets)
+    if len(rows) < LEAST:
         return
-    rows = np.flatnonzero((long if long.any() else short) & (offsets > 0))
-    stretch = _stretches(case, case.of("row_id")[rows])
-    first = np.searchsorted(stretch, np.arange(stretch[-1] + 1))
-    sizes, ahead = np.bincount(stretch), offsets[rows]
+    stretch = _stretches(case.of("row_id")[rows])
+    sizes = np.bincount(stretch)
+    long = sizes >= 3
+    if sizes[long].sum() < 0.6 * len(rows):
+        return
+    first = np.searchsorted(stretch, np.arange(len(sizes)))[long]
+    ids = case.of("row_id")[rows]
+    spans = ids[first + sizes[long] - 1] - ids[first] + 1
+    if sizes[long].sum() < DENSE * spans.sum():
+        return  # single rows, here and there
+    ahead = offsets[rows]
     rises = np.diff(ahead)[np.diff(stretch) == 0]
-    grows = (ahead[first + (3 * sizes) // 4] > ahead[first]).mean()
-    inside = _follows_a_healthy_row(case)[rows][first].mean()
+    reached = ahead[first + (3 * sizes[long]) // 4]
+    grows = (reached > ahead[first]).mean()
+    inside = _starts_inside(case)[rows][first].mean()
     # A shift stands at one offset from an episode's start; this one starts anywhere, and grows.
     if (rises >= 0).mean() < 0.9 or (grows < 0.3 and inside < 0.7):
         return
@@ -54,22 +62,17 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     )
 
 
-def _stretches(case: Case, row_id: Array) -> Array:
-    """The number of the stretch each row is in: none that is right lies within one, but for those with
-    a single choice."""
-    right = np.concatenate([[0], np.cumsum(case.telling)])
-    before = right[np.searchsorted(case.scalars["row_id"], row_id)]
-    found: Array = np.concatenate([[0], np.cumsum((np.diff(before) > 0) | (np.diff(row_id) > FAR))])
-    return found
+def _stretches(row_id: Array) -> Array:
+    """The number of the stretch each row is in."""
+    return np.concatenate([[0], np.cumsum(np.diff(row_id) > GAP)])
 
 
-def _follows_a_healthy_row(case: Case) -> Array:
-    """Rows before which, in the same episode, a row is right that has a choice."""
+def _starts_inside(case: Case) -> Array:
+    """Rows before which, in their episode, another one tells something."""
     told = case.wrong | case.telling
-    place = np.where(told, np.arange(len(told)), -1)
-    before = np.concatenate([[-1], np.maximum.accumulate(place)[:-1]])[case.at]
-    same = (before >= 0) & (case.scalars["episode"][before] == case.of("episode"))
-    found: Array = same & ~case.wrong[before]
+    before = np.concatenate([[0], _last(told)[:-1]])[case.at]
+    same = case.scalars["episode"][before] == case.of("episode")
+    found: Array = same & told[before] & (before < case.at)
     return found
 
 
@@ -102,51 +105,20 @@ def _offsets(case: Case, candidates: tuple[int, ...]) -> Array:
     return case.once(("offsets ahead", candidates), nearest)
 
 
-def _company(case: Case, offsets: Array) -> tuple[Array, Array]:
-    """Rows of stretches in which most rows show an offset, long ones and short ones: a match by
-    accident stands alone, and single rows that were shifted stand here and there."""
-    # 0 is what ends are padded with, and what any single choice has.
-    rows = np.flatnonzero((offsets > 0) & (np.abs(case.stored) > ALONE))
-    long, short = np.zeros(len(offsets), bool), np.zeros(len(offsets), bool)
-    if not len(rows):
-        return long, short
-    ids = case.of("row_id")[rows]
-    stretch = _stretches(case, ids)
-    same = (np.diff(offsets[rows]) == 0) & (np.diff(stretch) == 0)
-    beside = np.append(same, False) | np.insert(same, 0, False)
-    first = np.searchsorted(stretch, np.arange(stretch[-1] + 1))
-    last = np.append(first[1:], len(rows)) - 1
-    spans = _failing_before(case, ids[last] + 1) - _failing_before(case, ids[first])
-    sizes = np.bincount(stretch)
-    dense = (sizes >= DENSE * spans) & ~_whole_shifts(case, offsets[rows], first, last, rows)
-    long[rows] = beside & (dense & (sizes >= LONG))[stretch]
-    short[rows] = beside & (dense & (sizes < LONG))[stretch]
-    return long, short
-
-
-def _failing_before(case: Case, row_id: Array) -> Array:
-    found: Array = np.searchsorted(case.of("row_id"), row_id)
+def _in_company(row_id: Array, offsets: Array) -> Array:
+    """Rows whose neighbour shows the same offset: a match by accident stands alone."""
+    rows = np.flatnonzero(offsets > 0)
+    found = np.zeros(len(offsets), bool)
+    same = (np.diff(offsets[rows]) == 0) & (np.diff(row_id[rows]) <= GAP)
+    found[rows[1:][same]] = True
+    found[rows[:-1][same]] = True
     return found
 
 
-def _whole_shifts(case: Case, offsets: Array, first: Array, last: Array, rows: Array) -> Array:
-    """Stretches with one offset from an episode's start, where there are more of them than rows that
-    happen to be dropped at a start would make: a shift made those."""
-    told = case.wrong | case.telling
-    place = np.maximum.accumulate(np.where(told, np.arange(len(told)), -1))
-    before = np.concatenate([[-1], place[:-1]])[case.at[rows[first]]]
-    starts = (before < 0) | (case.scalars["episode"][before] != case.of("episode")[rows[first]])
-    whole = starts & (offsets[first] == offsets[last])
-    sizes = last - first + 1
-    long = sizes >= LONG
-    expected = float((1 / sizes[long]).sum())
-    usual = expected + 3 * expected**0.5 + 1
-    return whole if (whole & long).sum() > usual else np.zeros_like(whole)
-
-
-def _unclear(case: Case, explained: Array) -> Array:
+def _unclear(case: Case, explained: Array, most: int) -> Array:
     """Failing rows that lie within a stretch, and those that hold 0 where a column's end would be
-    filled: behind a stretch, or at the end of an episode, with nothing else in between."""
+    filled: behind a stretch, or at the end of an episode, with nothing else in between, and no more of
+    them than rows were dropped."""
     place, zero = np.arange(len(case.wrong)), case.scalars["stored"] == 0
     state = np.full(len(place), -1)  # 1: of a stretch, 0: not, −1: says nothing
     state[case.telling] = 0
@@ -156,7 +128,7 @@ def _unclear(case: Case, explained: Array) -> Array:
     last, following = _last(state >= 0), _next(state >= 0)
     episode = case.scalars["episode"]
     ends = (episode[following] != episode) | (state[following] < 0)
-    filled = zero & (ends | (state[last] == 1))
+    filled = zero & (ends | (state[last] == 1)) & (place - last <= most + GAP)
     found: Array = (within | filled)[case.at] & ~explained
     return found
 
@@ -176,9 +148,9 @@ def _next(told: Array) -> Array:
 
 def _desynced(case: Case, candidates: tuple[int, ...]) -> Verdict:
     offsets = _offsets(case, candidates)
-    explained, short = _company(case, offsets)
-    if not explained.any():
-        explained, short = short, explained
-    sources = np.where(explained | short, case.of("row_id") + offsets, -1)
-    # A short stretch may be a few single rows that happen to lie together.
-    return Verdict(explained, _unclear(case, explained | short), 1e-3, sources, short)
+    explained = _in_company(case.of("row_id"), offsets)
+    sources = np.where(explained, case.of("row_id") + offsets, -1)
+    # What stands at the end of the stretch is padding.
+    most = int(offsets[explained].max(initial=0))
+    lost = _unclear(case, explained, most) | ~explained & (case.stored != 0)
+    return Verdict(explained, lost, 1e-3, sources)
