@@ -48,6 +48,7 @@ def run(*command: str) -> Cost:
 def make(dump: Path, rows: int, *options: str) -> None:
     """In a process of its own: a child's peak memory counts that of the parent it was forked from."""
     run(str(HERE / "make_dump.py"), str(dump), str(rows), *options)
+    os.sync()  # or the kernel would still be writing it out while the first command is measured
 
 
 def medians(times: int, *commands: list[str]) -> list[Cost]:

@@ -110,16 +110,15 @@ class Database:
         self.load("digested", rows, digest.stored_select(columns, facts, [*own, *scored]))
         self.execute("RESET threads")
         self._view = digest.view_columns(columns, facts, own)
-        self.show_digest()
+        self._show_digest()
 
-    def show_digest(self, words: set[str] | None = None) -> None:
-        """Makes the view `digest` with the columns named, or with all.
+    def _show_digest(self) -> None:
+        self.execute(f"CREATE OR REPLACE VIEW digest AS {self._digest_sql(set(self._view))}")
 
-        To bind sixty expressions anew for every query takes longer than to run most of them.
-        """
-        shown = {n: sql for n, sql in self._view.items() if words is None or n in words}
-        listed = ", ".join(f'{sql} AS "{name}"' for name, sql in ({"row_id": "row_id"} | shown).items())
-        self.execute(f"CREATE OR REPLACE VIEW digest AS SELECT {listed} FROM digested")
+    def _digest_sql(self, words: set[str]) -> str:
+        shown = {n: sql for n, sql in self._view.items() if n == "row_id" or n in words}
+        listed = ", ".join(f'{sql} AS "{name}"' for name, sql in shown.items())
+        return f"SELECT {listed} FROM digested"
 
     def describe(
         self, dump: Dump, rows: int, tolerance: float | None, replay_lacks: str | None
@@ -163,6 +162,7 @@ class Database:
         listed = ", ".join(f"{sql} AS {name}" for name, sql in columns.items())
         self.execute(f"CREATE VIEW replay AS SELECT row_id, {listed} FROM digested")
         self._view["confirmed"] = f"abs({residual}) <= {allowed}"
+        self._show_digest()
         rows = [{"actor": a.number, "path": a.path, "sha256": a.sha256} for a in actors]
         self.tell("actors", rows, {"actor": "INTEGER", "path": "VARCHAR", "sha256": "VARCHAR"})
 
@@ -170,16 +170,21 @@ class Database:
         """After this no SQL can loosen the configuration."""
         self.execute("SET lock_configuration = true")
 
-    def prepare_for(self, sql: str) -> None:
-        """Makes the tables of `tables/` that this SQL names, and shows it the columns it names."""
+    def prepared(self, sql: str) -> str:
+        """The SELECT, ready to run: the tables of `tables/` that it names are made, and of `digest` it
+        sees the columns it names. To bind all sixty anew takes longer than most queries do.
+        """
         for name in tables_named_in(sql):
             if name not in self._made:
                 self._made.add(name)
-                select = fill_in(table_sql(name), self.settings)
-                self.prepare_for(select)
+                select = self.prepared(fill_in(table_sql(name), self.settings))
                 self.execute(f"CREATE TABLE {name} AS {select}")
+        words = words_of(sql)
+        if "digest" not in words:
+            return sql
         every_column = re.search(r"(?:SELECT|,|\.)\s*\*", sql, re.IGNORECASE)
-        self.show_digest(None if every_column else words_of(sql))
+        seen = self._digest_sql(set(self._view) if every_column else words)
+        return f"WITH digest AS NOT MATERIALIZED ({seen}) FROM (\n{sql}\n)"
 
     def execute(self, sql: str) -> None:
         self.rows(sql)

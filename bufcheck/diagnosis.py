@@ -69,14 +69,13 @@ def _patterns(database: Database, when: str, found: list[Found], without: frozen
     for pattern in engine.patterns(when):
         if pattern.name in without:
             continue
-        database.prepare_for(pattern.sql)
+        select = database.prepared(pattern.sql)
         [made] = database.rows(
             f"INSERT INTO causes SELECT DISTINCT row_id, {len(found)}, '{pattern.name}',"
-            f" NULL, NULL, NULL FROM ({pattern.sql}) WHERE row_id NOT IN (SELECT row_id FROM causes)"
+            f" NULL, NULL, NULL FROM ({select}) WHERE row_id NOT IN (SELECT row_id FROM causes)"
         )
         if made["Count"]:
             found.append(Found(pattern.name, {}, pattern.evidence, PROVEN, effect=pattern.effect))
-    database.show_digest()
 
 
 # Counterfactuals

@@ -147,7 +147,6 @@ def run_rules(database: Database, job: Job) -> list[Outcome]:
     # Rules about the findings of others come last.
     order = sorted(job.chosen, key=lambda rule: any(n.startswith("findings.") for n in rule.needs))
     outcomes = [rules.run(rule, database, job.dump) for rule in order]
-    database.show_digest()
     return sorted(outcomes, key=lambda outcome: outcome.rule.code)
 
 
@@ -220,8 +219,7 @@ def _words(runnable: list[Rule], *, on_demand: bool) -> set[str]:
 def _has_rows(database: Database, table: str | None) -> bool:
     if table is None:
         return False
-    database.prepare_for(f"FROM {table}")
-    return bool(database.rows(f"SELECT 1 FROM {table} LIMIT 1"))
+    return bool(database.rows(database.prepared(f"SELECT 1 FROM {table} LIMIT 1")))
 
 
 def _digest(database: Database, job: Job, words: set[str]) -> set[str]:

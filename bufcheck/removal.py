@@ -101,8 +101,7 @@ def plan(database: Database, dump: Dump, unit: Unit, taking: list[Rule]) -> None
         f" WHERE row_id IS NOT NULL AND code IN ({codes})"
         " AND row_id NOT IN (SELECT row_id FROM repaired) GROUP BY row_id"
     )
-    spared = SPARED.format(codes=codes)
-    database.prepare_for(spared)
+    spared = database.prepared(SPARED.format(codes=codes))
     database.execute(f"DELETE FROM bad WHERE row_id IN ({spared})")
     if unit.stands_alone:
         database.execute("CREATE TABLE holes (episode_id BIGINT, timestep BIGINT)")
@@ -119,8 +118,7 @@ def plan(database: Database, dump: Dump, unit: Unit, taking: list[Rule]) -> None
 
 
 def _create(database: Database, name: str, sql: str) -> None:
-    database.prepare_for(sql)
-    database.execute(f"CREATE TABLE {name} AS {sql}")
+    database.execute(f"CREATE TABLE {name} AS {database.prepared(sql)}")
 
 
 # A row that is contradicted by nothing but rows that never were steps is contradicted by nothing.
@@ -247,8 +245,7 @@ PARTS = """
 
 def _split(database: Database) -> None:
     """Gives a new id to every part of an episode behind a hole, but for its first part."""
-    database.prepare_for(PARTS)
-    database.execute(f"INSERT INTO parts {PARTS}")
+    database.execute(f"INSERT INTO parts {database.prepared(PARTS)}")
     [most] = database.rows("SELECT max(episode_id) AS id FROM parts")
     if most["id"] is not None and most["id"] > LAST_ID:
         raise UsageError(

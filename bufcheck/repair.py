@@ -98,7 +98,7 @@ def mend(work: Work, wanted: Sequence[str]) -> dict[str, int]:
         if not isinstance(found, str):
             database.load("mended", found)
             found = "SELECT * FROM mended"
-        database.prepare_for(found)
+        found = database.prepared(found)
         before = _count(database)
         database.execute(
             f"INSERT INTO repaired BY NAME SELECT *, '{name}' AS repair FROM ({found})"

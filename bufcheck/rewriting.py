@@ -55,7 +55,6 @@ class Rewriter:
         codes = ", ".join(f"'{rule.code}'" for rule in taking) or "''"
         replayed = "log_prob" if not self.database.settings["replay_lacks"] else "NULL::DOUBLE"
         source = "replay" if not self.database.settings["replay_lacks"] else "digest"
-        self.database.show_digest()
         self.database.execute(
             f"""
             CREATE TABLE changes AS

@@ -263,8 +263,7 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
     if reason := why_not(rule, dump, values):
         return Outcome(rule, NOT_CHECKED, *reason)
     try:
-        database.prepare_for(rule.sql)
-        select = rule.runnable_sql(database.settings)
+        select = database.prepared(rule.runnable_sql(database.settings))
         [made] = database.rows(f"CREATE OR REPLACE TEMP TABLE hits AS {select}")
         if not made["Count"]:
             return _found_nothing(rule, dump, database)
@@ -273,7 +272,6 @@ def run(rule: Rule, database: Database, dump: Dump) -> Outcome:
         )
         rows, findings = counted["rows"], counted["rows"] + counted["whole"]
         database.execute(_filing(rule))
-        database.show_digest()
         examples = _examples(rule, database)
     except duckdb.Error as error:
         if isinstance(error, duckdb.OutOfMemoryException):

@@ -210,8 +210,7 @@ class Views:
             self._words, self._level = self._words | words, max(level, self._level)
             self._database = self._filled()
         for name in named & set(sql.table_names()):
-            self._database.prepare_for(f"SELECT * FROM {name}")
-        self._database.show_digest()
+            self._database.prepared(f"FROM {name}")
 
     def _filled(self) -> Database:
         database = Database()

@@ -65,7 +65,7 @@ def checked(path: Path, actors: tuple[str, ...] = ACTORS) -> Iterator[Ask]:
             asked = question.load(name)
             if asked.needs == "actor" and not job.replay:
                 return []
-            database.prepare_for(asked.sql)
+            database.prepared(asked.sql)  # makes the tables it names
             given = question.with_parameters(asked, parameters)
             result = database.connection.cursor().execute(asked.sql, given or None)
             columns = [d[0] for d in result.description]

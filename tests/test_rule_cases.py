@@ -383,7 +383,7 @@ def test_printed_sql_returns_the_flagged_rows(rule: rules.Rule, case: Row, tmp_p
         job.chosen = [r for r in job.chosen if r.name != rule.name]
         pipeline.run_rules(database, job)
         printed = rule.runnable_sql(database.settings)
-        database.prepare_for(printed)
+        database.prepared(printed)  # makes the tables it names; the view shows it all
         result = database.connection.execute(printed)
         returned = [column[0] for column in result.description]
         found = [row[returned.index("row_id")] for row in result.fetchall()]

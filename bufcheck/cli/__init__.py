@@ -100,9 +100,10 @@ def run() -> None:
 
 
 def _keep_memory() -> None:
-    """Lets glibc keep what one batch freed for the next, instead of giving it back and asking anew."""
+    """Lets the allocators keep what one batch freed for the next, instead of asking for it anew."""
     import ctypes
 
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # Arrow's, which reads it when it is loaded
     trim_threshold, mmap_threshold = -1, -3
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         library.mallopt(mmap_threshold, 8 << 20)
