@@ -93,12 +93,11 @@ class Replayer:
         wanted = ["state_embed", *self.family.READS, "agent_id", "policy_version"]
         return [name for name in wanted if self.dump.has(name)]
 
-    @property
-    def workers(self) -> int:
-        """Threads that may score batches at once."""
+    def workers(self, spared: int) -> int:
+        """Threads that may score batches at once, with so many cores left to others."""
         if self.device != "cpu":
             return 1
-        return max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - 1))
+        return max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - spared))
 
     def score(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
         """The columns of SCORED for an Arrow batch, with PREFIX before their names."""
@@ -232,9 +231,10 @@ class Replayer:
 
 
 def scored_batches(
-    batches: Iterable[Batch], replay: Replayer
+    batches: Iterable[Batch], replay: Replayer, spared: int = 1
 ) -> Iterator[tuple[Batch, dict[str, pa.Array]]]:
-    """Each batch that has rows, with what the actors say of it; threads of their own run the networks.
+    """Each batch that has rows, with what the actors say of it; threads of their own run the networks,
+    on all cores but those spared for what is done with the batches.
 
     Each runs its network alone: for layers of a usual size that is quicker than to share one layer
     between threads, and ten times so where those have to wait for a core.
@@ -245,7 +245,7 @@ def scored_batches(
     alone = functools.partial(torch.set_num_threads, 1)
     try:
         yield from mapped(
-            lambda batch: (batch, replay.score(batch.rows)), filled, replay.workers, alone
+            lambda batch: (batch, replay.score(batch.rows)), filled, replay.workers(spared), alone
         )
     finally:
         torch.set_num_threads(torch.get_num_threads())  # a part of that setting is not the thread's own
@@ -259,7 +259,7 @@ def tables(dump: Dump, replay: Replayer) -> Iterator[pa.RecordBatch]:
 
     told = [n for n in ("agent_id", "policy_version", "old_log_prob") if dump.has(n)]
     read = dump.batches(list(dict.fromkeys([*replay.columns, *told])))
-    for batch, said in scored_batches(prefetch(read), replay):
+    for batch, said in scored_batches(prefetch(read), replay, spared=0):
         scored = {name.removeprefix(PREFIX): values for name, values in said.items()}
         last = batch.first_row + batch.rows.num_rows
         columns = {"row_id": pa.array(np.arange(batch.first_row, last))}
