@@ -49,7 +49,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     rises = np.diff(ahead)[np.diff(stretch) == 0]
     reached = ahead[first + (3 * sizes[long]) // 4]
     grows = (reached > ahead[first]).mean()
-    inside = _starts_inside(case)[rows][first].mean()
+    inside = _inside(case, rows[first])
     # A shift stands at one offset from an episode's start; this one starts anywhere, and grows.
     if (rises >= 0).mean() < 0.9 or (grows < 0.3 and inside < 0.7):
         return
@@ -67,13 +67,15 @@ def _stretches(row_id: Array) -> Array:
     return np.concatenate([[0], np.cumsum(np.diff(row_id) > GAP)])
 
 
-def _starts_inside(case: Case) -> Array:
-    """Rows before which, in their episode, another one tells something."""
+def _inside(case: Case, first: Array) -> float:
+    """How many stretches start within an episode, by their first rows: behind a row that is right. One
+    behind another failing row may start there or not."""
     told = case.wrong | case.telling
-    before = np.concatenate([[0], _last(told)[:-1]])[case.at]
-    same = case.scalars["episode"][before] == case.of("episode")
-    found: Array = same & told[before] & (before < case.at)
-    return found
+    before = np.concatenate([[0], _last(told)[:-1]])[case.at[first]]
+    there = told[before] & (before < case.at[first])
+    there &= case.scalars["episode"][before] == case.of("episode")[first]
+    clear = ~(there & case.wrong[before])
+    return float(there[clear].mean()) if clear.any() else 0.0
 
 
 def _candidates(case: Case, unexplained: Array) -> tuple[int, ...]:
