@@ -107,7 +107,9 @@ def spoilt(table: pa.Table, share: float, rng: np.random.Generator) -> pa.Table:
     return table.set_column(table.schema.get_field_index("reward"), "reward", pa.array(reward))
 
 
-def write(path: Path, rows: int, dim: int, one_row_group: bool, actor: Path | None, bad: float) -> None:
+def write(
+    path: Path, rows: int, dim: int, one_row_group: bool, actor: Path | None, bad: float = 0.0
+) -> None:
     rng = np.random.default_rng(0)
     weights = network(dim) if actor else None
     if actor and weights:
