@@ -2,7 +2,8 @@
 
 A row that two causes explain was made by one of them, and fits the other by accident. Which one that
 was depends on how often each would fit by accident, and on what else happened nearby: a bug that hit
-most of an episode has made the doubtful rows of it as well. So rows are dealt out in the order in which
+most of an episode has made the doubtful rows of it as well, and one that hits whole episodes has not
+made a single row of one. So rows are dealt out in the order in which
 causes were chosen, and then again and again by what the dealing says of every episode. Other ways to
 begin are tried as well: what comes out the likeliest is taken.
 """
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bufcheck.case import Case
-from bufcheck.cause import SHUFFLE, SURPRISE, Suspect, Verdict
+from bufcheck.cause import MAINLY, SHUFFLE, SURPRISE, Suspect, Verdict
 from bufcheck.vectors import Array
 
 LUCK = 0.01
@@ -23,6 +24,8 @@ LUCK = 0.01
 ROUNDS = 8
 FAR = 2.0
 """Rows that what is known of the whole dump weighs, beside those of an episode."""
+SPARSE, UNUSUAL = 0.2, -4.0
+"""Less of an episode than that part of what a cause usually has, and the log of how likely that is."""
 
 
 def owners(case: Case, chosen: Sequence[Suspect], verdicts: Sequence[Verdict]) -> Array:
@@ -31,17 +34,17 @@ def owners(case: Case, chosen: Sequence[Suspect], verdicts: Sequence[Verdict]) -
     found = _in_order(fits, sorted(range(len(chosen)), key=_in_turn(chosen)))
     if not (fits.sum(0) > 1).any():
         return found
-    episode = np.unique(case.of("episode"), return_inverse=True)[1].reshape(-1)
+    episode, right = _episodes(case)
     starts = [
         _in_order(fits, sorted(range(len(chosen)), key=_by_luck(chosen))),
         _by_episode(fits, found, episode, [suspect.rank >= SHUFFLE for suspect in chosen]),
     ]
     by_chance = _by_chance(fits, verdicts)
-    found, most = _dealt(fits, found, by_chance, episode)
+    found, most = _dealt(fits, found, by_chance, episode, right)
     # The causes that were chosen first explain the most with the fewest: it takes a reason.
     needed = most + SURPRISE
     for start in starts:
-        other, likely = _dealt(fits, start, by_chance, episode)
+        other, likely = _dealt(fits, start, by_chance, episode, right)
         if likely > max(most, needed):
             found, most = other, likely
     return found
@@ -78,12 +81,21 @@ def _by_luck(chosen: Sequence[Suspect]) -> Callable[[int], Any]:
     )
 
 
-def _dealt(fits: Array, owner: Array, by_chance: Array, episode: Array) -> tuple[Array, float]:
+def _episodes(case: Case) -> tuple[Array, Array]:
+    """The episode of each failing row, as a number; and how many rows of each are right and tell it."""
+    names, every = np.unique(case.scalars["episode"], return_inverse=True)
+    every = every.reshape(-1)
+    return every[case.at], np.bincount(every, case.telling, len(names))
+
+
+def _dealt(
+    fits: Array, owner: Array, by_chance: Array, episode: Array, right: Array
+) -> tuple[Array, float]:
     """Rows dealt out as is most likely, from this start; and the log of how likely that is."""
     owner = owner.copy()
     rows = np.flatnonzero(owner >= 0)
     for _ in range(ROUNDS):
-        rated = _rated(fits, owner, by_chance, episode, rows)
+        rated = _rated(fits, owner, by_chance, episode, rows, right)
         here = rated[owner[rows], np.arange(len(rows))]
         # Of two that are as good as each other, the one that was there stays.
         best = np.where(rated.max(0) > here + 1e-9, rated.argmax(0), owner[rows])
@@ -100,14 +112,18 @@ def _by_chance(fits: Array, verdicts: Sequence[Verdict]) -> Array:
     return found
 
 
-def _rated(fits: Array, owner: Array, by_chance: Array, episode: Array, rows: Array) -> Array:
+def _rated(
+    fits: Array, owner: Array, by_chance: Array, episode: Array, rows: Array, right: Array
+) -> Array:
     """[causes, rows]: the log of how likely each cause made each of these rows, up to a constant."""
-    count, size = len(fits), int(episode.max()) + 1
+    count, size = len(fits), len(right)
     own = np.stack([owner == number for number in range(count)])
     near = np.stack([np.bincount(episode, mine, size) for mine in own])[:, episode[rows]]
+    usual = _usual_shares(near, owner[rows], right[episode[rows]])
     near -= own[:, rows]  # a row is no witness of itself
     share = (own.sum(1) + 1) / (own.sum() + count)
     prior = np.log((near + FAR * share[:, None]) / (near.sum(0) + FAR))
+    prior += np.where(_share(near + 1, right[episode[rows]]) < SPARSE * usual[:, None], UNUSUAL, 0.0)
     rated = np.full(prior.shape, -np.inf)
     for first in range(count):
         seen = (own[first] & fits).sum(1) / max(int(own[first].sum()), 1)
@@ -117,3 +133,19 @@ def _rated(fits: Array, owner: Array, by_chance: Array, episode: Array, rows: Ar
         told = prior[first] + pattern.sum(0)
         rated[first] = np.where(fits[first, rows], told, -np.inf)
     return rated
+
+
+def _share(mine: Array, right: Array) -> Array:
+    """Of the rows of an episode that a cause made, or left right."""
+    found: Array = mine / (mine + right)
+    return found
+
+
+def _usual_shares(near: Array, owner: Array, right: Array) -> Array:
+    """What share of an episode each cause has, by most of its rows; 0 where it hits single ones."""
+    shares = np.zeros(len(near))
+    for number, count in enumerate(near):
+        mine = owner == number
+        if mine.any():
+            shares[number] = np.median(_share(count, right)[mine])
+    return np.where(shares >= MAINLY, shares, 0.0)

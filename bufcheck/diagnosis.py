@@ -259,11 +259,10 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
     owner = np.where(owner >= 0, first + owner, -1)
     case.unexplained = case.unexplained & (owner < 0)
     # What one lost at an edge, another may have explained: only then it is the first one's.
-    stream = engine.streams(case)
     for number, verdict in enumerate(verdicts):
         already = owner == first + number
-        others = [first + n for n, v in enumerate(verdicts) if n != number and v.lost.any()]
-        alone = ~np.isin(stream, stream[np.isin(owner, others)])
+        others = [v.lost for n, v in enumerate(verdicts) if n != number]
+        alone = ~np.any(others, axis=0) if others else True
         lost = engine.claims(case, verdict, case.unexplained, already, alone=alone)
         owner[lost] = first + number
         case.unexplained = case.unexplained & ~lost
