@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from bufcheck.case import Case
-from bufcheck.cause import MAINLY, SHUFFLE, SURPRISE, Suspect, Verdict
+from bufcheck.cause import SHUFFLE, SURPRISE, Suspect, Verdict
+from bufcheck.choice import MAINLY
 from bufcheck.vectors import Array
 
 LUCK = 0.01

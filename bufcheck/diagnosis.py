@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bufcheck import attribution, confidence, digest, forward, undecidable
+from bufcheck import attribution, choice, confidence, digest, forward, undecidable
 from bufcheck import case as cases
 from bufcheck import cause as engine
 from bufcheck.case import SCALARS, Case, Facts, Failing
@@ -105,7 +105,7 @@ def _counterfactuals(
         sample = _sample(episodes, most, seed=number)
         healthy = _healthy(database, episodes, most // 8, seed=number)
         case = _read(dump, database, facts, np.append(episodes["episode"][sample], healthy), 2 * most)
-        chosen = engine.choose(case, without)
+        chosen = choice.choose(case, without)
         if not chosen:
             return
         first = len(found)
@@ -263,7 +263,7 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
         already = owner == first + number
         others = [v.lost for n, v in enumerate(verdicts) if n != number]
         alone = ~np.any(others, axis=0) if others else True
-        lost = engine.claims(case, verdict, case.unexplained, already, alone=alone)
+        lost = choice.claims(case, verdict, case.unexplained, already, alone=alone)
         owner[lost] = first + number
         case.unexplained = case.unexplained & ~lost
     source = np.full(len(case), -1)

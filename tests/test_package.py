@@ -36,7 +36,7 @@ ORDER = [
     ["offer"],
     ["case"],
     ["cause", "database"],
-    ["rule", "undecidable"],
+    ["rule", "undecidable", "choice"],
     ["findings", "metrics", "confidence", "attribution"],
     ["diagnosis"],
     ["output", "report"],
