@@ -44,6 +44,7 @@ def _shift(offset: int, order: str) -> Hypothesis:
             partial(_shifted, offset=offset, order=order),
             edges=lambda case: _source(case, offset, order) < 0,
             sources=partial(_rows, offset=offset, order=order),
+            null=partial(_shifted, offset=offset, order=order, strange=True),
             habit=lambda case: case.nothing,
         ),
         f"the stored value is the replayed log-prob {where}{whose}",
@@ -59,9 +60,25 @@ def _source(case: Case, offset: int, order: str) -> Array:
     return np.where(ids[place] == wanted, place, -1)
 
 
-def _shifted(case: Case, offset: int, order: str) -> Array:
+def _shifted(case: Case, offset: int, order: str, strange: bool = False) -> Array:
+    """What stands that far away: by the replay; or, where that row is wrong itself, what it holds, or
+    held before its action was changed. `strange`: what stands at another row's."""
     source = _source(case, offset, order)
-    return np.where(source >= 0, case.scalars["replayed"][source], np.nan)
+    if strange:
+        source = np.roll(source, len(source) // 2 + 1)
+    values = np.where(source >= 0, case.scalars["replayed"][source], np.nan)
+    doubtful = np.flatnonzero((source >= 0) & case.wrong[source])
+    doubtful = doubtful[~case.hits(values)[doubtful]]
+    if not len(doubtful):
+        return values
+    held = case.scalars["stored"][source[doubtful], None]
+    if case.facts.is_categorical:
+        number = np.cumsum(case.wrong) - 1  # of a failing row
+        held = np.concatenate([held, case.log_chances[number[source[doubtful]]]], axis=1)
+    missed = np.abs(held - case.stored[doubtful, None])
+    nearest = np.where(np.isnan(missed), np.inf, missed).argmin(1)
+    values[doubtful] = held[np.arange(len(held)), nearest]
+    return values
 
 
 def _rows(case: Case, offset: int, order: str) -> Array:
