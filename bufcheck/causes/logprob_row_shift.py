@@ -61,23 +61,21 @@ def _source(case: Case, offset: int, order: str) -> Array:
 
 
 def _shifted(case: Case, offset: int, order: str, strange: bool = False) -> Array:
-    """What stands that far away: by the replay; or, where that row is wrong itself, what it holds, or
-    held before its action was changed. `strange`: what stands at another row's."""
+    """The log-prob of what stands that far away; where that row is wrong itself, of any action it could
+    have held before another bug. `strange`: of what stands that far from another row."""
     source = _source(case, offset, order)
     if strange:
         source = np.roll(source, len(source) // 2 + 1)
     values = np.where(source >= 0, case.scalars["replayed"][source], np.nan)
+    if not case.facts.is_categorical:
+        return values
     doubtful = np.flatnonzero((source >= 0) & case.wrong[source])
     doubtful = doubtful[~case.hits(values)[doubtful]]
-    if not len(doubtful):
-        return values
-    held = case.scalars["stored"][source[doubtful], None]
-    if case.facts.is_categorical:
-        number = np.cumsum(case.wrong) - 1  # of a failing row
-        held = np.concatenate([held, case.log_chances[number[source[doubtful]]]], axis=1)
-    missed = np.abs(held - case.stored[doubtful, None])
+    number = np.cumsum(case.wrong) - 1  # of a failing row
+    able = case.log_chances[number[source[doubtful]]]
+    missed = np.abs(able - case.stored[doubtful, None])
     nearest = np.where(np.isnan(missed), np.inf, missed).argmin(1)
-    values[doubtful] = held[np.arange(len(held)), nearest]
+    values[doubtful] = able[np.arange(len(able)), nearest]
     return values
 
 
