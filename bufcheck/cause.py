@@ -179,7 +179,9 @@ def names() -> list[str]:
 def fix_of(name: str) -> str:
     files = _files()
     text: str = (
-        split_header(files[name].read_text("utf-8"))[0]["fix"] if name in files else _module(name).FIX
+        split_header(files[name].read_text("utf-8"))[0]["fix"]
+        if name in files
+        else counterfactual(name).FIX
     )
     return text
 
@@ -188,7 +190,7 @@ def wrong_of(name: str, parameters: Mapping[str, Any]) -> str:
     """What of a row this cause made wrong; `row` where a pattern in the tables is all there is."""
     if name in _files():
         return "row"
-    wrong: str | dict[str, str] = _module(name).WRONG
+    wrong: str | dict[str, str] = counterfactual(name).WRONG
     if isinstance(wrong, str):
         return wrong
     return next(wrong[value] for value in parameters.values() if value in wrong)
@@ -200,7 +202,7 @@ def described(name: str) -> str:
     if name in files:
         text: str = split_header(files[name].read_text("utf-8"))[0]["meaning"]
         return text
-    return " ".join((_module(name).__doc__ or "").split())
+    return " ".join((counterfactual(name).__doc__ or "").split())
 
 
 @cache
@@ -211,13 +213,13 @@ def _modules() -> dict[str, str]:
     return {name.replace("_", "-"): name for name in found if name[0] != "_"}
 
 
-def _module(name: str) -> Any:
+def counterfactual(name: str) -> Any:
     return importlib.import_module(f"bufcheck.causes.{_modules()[name]}")
 
 
 def counterfactuals() -> Iterator[tuple[str, Any]]:
     """Every cause that is a Python module, by name."""
-    return ((name, _module(name)) for name in _modules())
+    return ((name, counterfactual(name)) for name in _modules())
 
 
 @cache

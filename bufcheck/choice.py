@@ -7,13 +7,13 @@ what is left. Those chosen are then held against every failing row: what none ex
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from bufcheck import cause
 from bufcheck.case import Case
-from bufcheck.cause import LEAST, SURPRISE, Suspect, Verdict, surprise
+from bufcheck.cause import LEAST, SHUFFLE, SURPRISE, Suspect, Verdict, surprise
 from bufcheck.vectors import Array
 
 GENERIC = 3
@@ -23,6 +23,8 @@ NEARLY = 0.98
 EDGE_COVERAGE = 0.8
 """What a shift lost at an episode's edge is its own where it explains this much of the episode."""
 MOST_CHANCE = 0.99
+FEW = 3
+"""A cause that explains so many times the rows of another, and those as well, makes it superfluous."""
 MAINLY = 0.5
 """Of rows, for what is said of most of them."""
 CHAINED = 0.3
@@ -43,24 +45,39 @@ def choose(case: Case, without: frozenset[str]) -> list[Suspect]:
         if best is None:
             break
         best = _owner(case, suspects, best, unexplained) or best
-        claimed = claims(case, best.verdict, unexplained)
+        wider = _with_strays(best, chosen, unexplained)
+        if (wider & ~unexplained).any():
+            best = next(_of_cause(case, wider, best.name), best)
+        claimed = claims(case, best.verdict, wider)
         if (claimed & edges).sum() > claimed.sum() / 2:
             unexplained, edges = unexplained & ~edges, np.zeros(len(case), bool)
             continue
         best.also = _twins(best, suspects, claimed)
         # What a later one explains as well, and far more beside it, was never a bug of its own.
+        dropped = [rows for _, rows in chosen if _swallows(best, claimed, rows)]
         kept = [(s, rows) for s, rows in chosen if not _swallows(best, claimed, rows)]
         chosen = [*kept, (best, claimed)]
         # What it lost at an edge may be another's in truth, but for what it could not fill.
         lost = claimed & best.verdict.lost & ~best.verdict.explained & (case.stored != 0)
         edges |= lost
-        unexplained = unexplained & ~(claimed & ~lost)
+        unexplained = np.any([unexplained, *dropped], axis=0) & ~(claimed & ~lost)
     return [suspect for suspect, _ in chosen]
 
 
 def _swallows(best: Suspect, claimed: Array, rows: Array) -> bool:
     covered = (best.verdict.explained & rows).sum() >= 0.95 * rows.sum()
-    return bool(covered and claimed.sum() > 3 * rows.sum())
+    return bool(covered and claimed.sum() > FEW * rows.sum())
+
+
+def _with_strays(best: Suspect, chosen: list[tuple[Suspect, Array]], unexplained: Array) -> Array:
+    """What is still to be explained, and beside a shuffle the few rows that were taken for another bug:
+    here and there a shuffle moves a value by one row, or to another agent."""
+    if best.rank != SHUFFLE:
+        return unexplained
+    count = (best.verdict.explained & unexplained).sum()
+    few = [rows for _, rows in chosen if FEW * rows.sum() < count]
+    found: Array = np.any([unexplained, *few], axis=0)
+    return found
 
 
 def _suspects(
@@ -70,13 +87,17 @@ def _suspects(
     for name, module in cause.counterfactuals():
         if name in without or module.APPLIES not in (None, family):
             continue
-        if getattr(module, "LAST_RESORT", False) != last_resort:
-            continue
-        for hypothesis in module.suppose(case, unexplained):
-            verdict = hypothesis.test(case)
-            if (verdict.explained & unexplained).sum() >= LEAST:
-                rank = module.RANK if hypothesis.rank is None else hypothesis.rank
-                yield Suspect(name, rank, hypothesis, verdict)
+        if getattr(module, "LAST_RESORT", False) == last_resort:
+            yield from _of_cause(case, unexplained, name)
+
+
+def _of_cause(case: Case, unexplained: Array, name: str) -> Iterator[Suspect]:
+    module = cause.counterfactual(name)
+    for hypothesis in module.suppose(case, unexplained):
+        verdict = hypothesis.test(case)
+        if (verdict.explained & unexplained).sum() >= LEAST:
+            rank = module.RANK if hypothesis.rank is None else hypothesis.rank
+            yield Suspect(name, rank, hypothesis, verdict)
 
 
 def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | None:
@@ -90,11 +111,7 @@ def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | 
         # Only what is not its own can be explained by accident.
         gained = (int(claims(case, verdict, unexplained).sum()) - by_chance) / (1 - chance)
         rated.append((gained, suspect))
-    if not rated:
-        return None
-    most = max(gained for gained, _ in rated)
-    close = [(suspect.rank, -gained, suspect) for gained, suspect in rated if gained >= NEARLY * most]
-    return min(close, key=lambda entry: entry[:2])[2]
+    return _most_specific(rated)
 
 
 def _owner(case: Case, suspects: list[Suspect], best: Suspect, unexplained: Array) -> Suspect | None:
@@ -106,12 +123,25 @@ def _owner(case: Case, suspects: list[Suspect], best: Suspect, unexplained: Arra
     size = int(stream.max()) + 1
     rated = []
     for suspect in suspects:
+        if suspect.rank >= best.rank:
+            continue
         failing = np.bincount(stream, unexplained & ~suspect.verdict.lost, size)
         explained = np.bincount(stream, suspect.verdict.explained & unexplained, size)
         own = (explained >= LEAST) & (explained >= 0.9 * failing)
-        if suspect.rank < best.rank and own.sum() >= 3:
-            rated.append((int(explained[own].sum()), suspect))
-    return max(rated, key=lambda entry: entry[0])[1] if rated else None
+        if own.sum() >= 3:
+            rated.append(
+                (int((claims(case, suspect.verdict, unexplained) & own[stream]).sum()), suspect)
+            )
+    return _most_specific(rated)
+
+
+def _most_specific(rated: Sequence[tuple[float, Suspect]]) -> Suspect | None:
+    """The one with the most; of those that have nearly as much, the lowest rank."""
+    if not rated:
+        return None
+    most = max(count for count, _ in rated)
+    close = [(suspect.rank, -count, suspect) for count, suspect in rated if count >= NEARLY * most]
+    return min(close, key=lambda entry: entry[:2])[2]
 
 
 def _twins(best: Suspect, suspects: list[Suspect], claimed: Array) -> list[str]:

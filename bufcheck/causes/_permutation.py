@@ -186,7 +186,7 @@ def _block(moves: Moves) -> tuple[int, int]:
         # A boundary is where next to nothing crosses; a stray match by chance may.
         span = float(np.mean(high - low))
         free = np.flatnonzero(level[:-1] <= 0.02 * span) + place[0]
-        size, first = _spacing(free, int(place[0]), total)
+        size, first = _spacing(free, int(place[0]), total, low, high)
         if size and size < total / 3:
             return size, first
     return 0, 0
@@ -198,8 +198,9 @@ def _rank(rows: Array) -> Array:
     return np.maximum(found, 0)
 
 
-def _spacing(boundaries: Array, start: int, total: int) -> tuple[int, int]:
-    """The size B for which nearly every B-th place is a boundary, and where that begins."""
+def _spacing(boundaries: Array, start: int, total: int, low: Array, high: Array) -> tuple[int, int]:
+    """The size B for which nearly every B-th place is a boundary, and where that begins; no move from
+    `low` to `high` leaves its block. (Where few rows moved, nearly every place is a boundary.)"""
     if len(boundaries) < 3:
         return 0, 0
     gaps = np.diff(boundaries)
@@ -211,7 +212,8 @@ def _spacing(boundaries: Array, start: int, total: int) -> tuple[int, int]:
         remainders = np.bincount((boundaries - start) % size, minlength=size)
         first = int(remainders.argmax())
         edges = np.arange(first, total - 1, size)
-        if len(edges) >= 3 and there[edges].mean() >= 0.9:
+        within = (low - start - first) // size == (high - start - first) // size
+        if len(edges) >= 3 and there[edges].mean() >= 0.9 and within.mean() >= 0.95:
             return size, (first + start) % size
     return 0, 0
 

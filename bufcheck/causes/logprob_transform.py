@@ -19,6 +19,8 @@ FIX = (
 RANK = 1
 APPLIES = None
 WRONG = "log_prob"
+PILES = 4
+"""Values that many rows share, which may be a bound."""
 FIXED: dict[str, Callable[[Array], Array]] = {
     "prob": np.exp,
     "negative": np.negative,
@@ -65,19 +67,18 @@ def _of(case: Case, function: Callable[[Array], Array]) -> Array:
 
 def _clamps(case: Case, told: Array) -> Iterator[Hypothesis]:
     values, times = np.unique(case.stored[told], return_counts=True)
-    if not len(values) or times.max() < LEAST:
-        return
-    bound = float(values[times.argmax()])
-    piled = told & (case.stored == bound)
-    for below, name in ((True, "from below"), (False, "from above")):
-        beyond = case.replayed < bound if below else case.replayed > bound
-        # A constant that stands for log-probs on both sides of it is no bound.
-        if (beyond & piled).sum() >= 0.99 * piled.sum() and bound < -1e-6:
-            yield Hypothesis(
-                {"kind": "clamp", "bound": round(bound, 6), "side": name},
-                partial(_clamped, bound=bound, below=below),
-                f"log-probs are cut off at {bound:.6g} {name}",
-            )
+    # The most common value may be another bug's.
+    for bound in values[np.argsort(-times, kind="stable")][: (times >= LEAST).sum()][:PILES].tolist():
+        piled = told & (case.stored == bound)
+        for below, name in ((True, "from below"), (False, "from above")):
+            beyond = case.replayed < bound if below else case.replayed > bound
+            # A constant that stands for log-probs on both sides of it is no bound.
+            if (beyond & piled).sum() >= 0.99 * piled.sum() and bound < -1e-6:
+                yield Hypothesis(
+                    {"kind": "clamp", "bound": round(bound, 6), "side": name},
+                    partial(_clamped, bound=bound, below=below),
+                    f"log-probs are cut off at {bound:.6g} {name}",
+                )
 
 
 def _clamped(case: Case, bound: float, below: bool) -> Verdict:
