@@ -108,8 +108,10 @@ def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | 
         by_chance = (chance := min(verdict.by_chance(unexplained), MOST_CHANCE)) * rows
         if surprise(count, by_chance, rows) < SURPRISE + math.log(len(suspects)):
             continue
-        # Only what is not its own can be explained by accident.
-        gained = (int(claims(case, verdict, unexplained).sum()) - by_chance) / (1 - chance)
+        # What it would take only where nobody else explains it is no reason to prefer it; and only what
+        # is not its own can be explained by accident.
+        claimed = claims(case, verdict._replace(copies=None), unexplained)
+        gained = (int(claimed.sum()) - by_chance) / (1 - chance)
         rated.append((gained, suspect))
     return _most_specific(rated)
 

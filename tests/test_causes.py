@@ -94,6 +94,60 @@ def test_two_bugs_on_different_rows(tmp_path: Path) -> None:
     assert held, results
 
 
+# Each was told wrongly once: base, then fault, parameters, unit and fraction of the two.
+MIXED: list[tuple[str, *tuple[tuple[str, dict[str, Any], str, float], ...]]] = [
+    (
+        "masked-ppo-mask",
+        ("subset-shifted", {}, "episodes", 0.2),
+        ("mask-not-applied", {}, "rows", 0.05),
+    ),
+    (
+        "masked-ppo-mask",
+        ("placeholder-logprob", {"value": "0"}, "episodes", 0.2),
+        ("logprob-transform", {"kind": "clamp"}, "rows", 0.2),
+    ),
+    (
+        "masked-ppo-mask",
+        ("n-by-1-broadcast", {}, "rows", 0.05),
+        ("placeholder-logprob", {"value": "0"}, "rows", 0.1),
+    ),
+    (
+        "synthetic",
+        ("logprob-row-shift", {}, "rows", 0.2),
+        ("topk-topp-truncation", {"k": 2}, "rows", 0.2),
+    ),
+    (
+        "synthetic",
+        ("minibatch-permutation", {"block": 64}, "episodes", 0.05),
+        ("obs-norm-drift", {}, "episodes", 0.06),
+    ),
+    (
+        "synthetic",
+        ("subset-shifted", {}, "rows", 0.1),
+        ("logprob-row-shift", {"offset": -1}, "rows", 0.2),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, worlds.World]:
+    names = dict.fromkeys(base for base, *_ in MIXED)
+    return board.bases(tmp_path_factory.mktemp("bases"), names, 9000, 1)
+
+
+@pytest.mark.parametrize("mixed", MIXED, ids=lambda m: f"{m[1][0]}+{m[2][0]}")
+def test_pairs_that_were_mixed_up(mixed: Any, bases: dict[str, worlds.World]) -> None:
+    base, *faults = mixed
+    jobs = [
+        score.Job(bases[base], catalogue.Case(name, given), unit, fraction, seed=3)
+        for name, given, unit, fraction in faults
+    ]
+    for result in score.run_pair(*jobs):
+        assert not result.skipped
+        assert result.right, result
+        assert min(result.recall, result.precision) >= board.PAIR_RIGHT, result
+
+
 def test_permutations_are_recovered(tmp_path: Path) -> None:
     held, results = board.permutation(options(), tmp_path)
     assert held, results
