@@ -31,7 +31,8 @@ SPARSE, UNUSUAL = 0.2, -4.0
 
 def owners(case: Case, chosen: Sequence[Suspect], verdicts: Sequence[Verdict]) -> Array:
     """The number of the cause that each failing row is given to; −1 where none explains it."""
-    fits = np.stack([v.explained & case.unexplained for v in verdicts])
+    # What a shift could not fill is padded with 0.
+    fits = np.stack([(v.explained | v.lost & (case.stored == 0)) & case.unexplained for v in verdicts])
     found = _in_order(fits, sorted(range(len(chosen)), key=_in_turn(chosen)))
     if not (fits.sum(0) > 1).any():
         return found
