@@ -108,9 +108,10 @@ def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | 
         by_chance = (chance := min(verdict.by_chance(unexplained), MOST_CHANCE)) * rows
         if surprise(count, by_chance, rows) < SURPRISE + math.log(len(suspects)):
             continue
-        # What it would take only where nobody else explains it is no reason to prefer it; and only what
-        # is not its own can be explained by accident.
-        claimed = claims(case, verdict._replace(copies=None), unexplained)
+        # Only what is not its own can be explained by accident. What a shuffle would take only where
+        # nobody else explains it is no reason to prefer it.
+        shuffled = suspect.rank == SHUFFLE
+        claimed = claims(case, verdict._replace(copies=None) if shuffled else verdict, unexplained)
         gained = (int(claimed.sum()) - by_chance) / (1 - chance)
         rated.append((gained, suspect))
     return _most_specific(rated)
