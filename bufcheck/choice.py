@@ -45,7 +45,7 @@ def choose(case: Case, without: frozenset[str]) -> list[Suspect]:
         if best is None:
             break
         best = _owner(case, suspects, best, unexplained) or best
-        wider = _with_strays(best, chosen, unexplained)
+        wider = _with_strays(case, best, chosen, unexplained)
         if (wider & ~unexplained).any():
             best = next(_of_cause(case, wider, best.name), best)
         claimed = claims(case, best.verdict, wider)
@@ -69,15 +69,24 @@ def _swallows(best: Suspect, claimed: Array, rows: Array) -> bool:
     return bool(covered and claimed.sum() > FEW * rows.sum())
 
 
-def _with_strays(best: Suspect, chosen: list[tuple[Suspect, Array]], unexplained: Array) -> Array:
+def _with_strays(
+    case: Case, best: Suspect, chosen: list[tuple[Suspect, Array]], unexplained: Array
+) -> Array:
     """What is still to be explained, and beside a shuffle the few rows that were taken for another bug:
     here and there a shuffle moves a value by one row, or to another agent."""
     if best.rank != SHUFFLE:
         return unexplained
     count = (best.verdict.explained & unexplained).sum()
-    few = [rows for _, rows in chosen if FEW * rows.sum() < count]
+    few = [rows for _, rows in chosen if FEW * rows.sum() < count and _scattered(case, rows)]
     found: Array = np.any([unexplained, *few], axis=0)
     return found
+
+
+def _scattered(case: Case, rows: Array) -> bool:
+    """Whether most of these rows stand among failing ones of another kind."""
+    stream = streams(case)
+    share = np.bincount(stream, rows) / np.bincount(stream)
+    return bool(np.median(share[stream[rows]]) < MAINLY)
 
 
 def _suspects(
