@@ -138,7 +138,7 @@ def predicting(
             there = there & (source >= 0)
             # A copy of a row that is wrong itself counts only for what nobody else explains.
             sound = there & ~case.wrong[source]
-            common = _usual(sound[~case.wrong])
+            common = _usual(there[~case.wrong & (source >= 0) & ~case.wrong[source]])
             if common < 0.5:
                 explained = explained | sound[case.at]
                 usual = max(usual, common)

@@ -90,8 +90,9 @@ def _counterfactuals(
             " WHERE (abs(residual) <= allowed) IS NOT TRUE"
             " AND row_id IN (SELECT row_id FROM findings WHERE severity = 'error')"
             " AND row_id NOT IN (SELECT row_id FROM causes)"
-            # Behind an agent's end nothing was sampled, whatever is stored there.
-            " AND row_id NOT IN (SELECT row_id FROM findings WHERE rule = 'row-after-done')"
+            # Behind an agent's end nothing was sampled, whatever is stored there; nor in an empty row.
+            " AND row_id NOT IN (SELECT row_id FROM findings WHERE row_id IS NOT NULL"
+            " AND rule IN ('row-after-done', 'unfilled-row'))"
         )
         episodes = database.columns(
             "SELECT coalesce(episode_id, -1) AS episode, min(row_id) AS first, count(*) AS rows,"

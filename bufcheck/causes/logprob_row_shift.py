@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from bufcheck.case import Case
-from bufcheck.cause import Hypothesis, predicting
-from bufcheck.causes import _permutation
+from bufcheck.cause import LIKELY, PROVEN, Hypothesis, predicting
+from bufcheck.causes import _permutation, _stretches
 from bufcheck.vectors import Array
 
 FIX = (
@@ -20,6 +20,8 @@ RANK = 1
 APPLIES = None
 WRONG = "log_prob"
 STEPS = 4
+FEW = 0.3
+"""Of the rows that are plainly shifted, how many may come from one that was changed since."""
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
@@ -27,14 +29,14 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     far = kind.offset if kind and kind.name in ("time", "storage") else 0
     for steps in dict.fromkeys([1, -1, *range(2, STEPS + 1), *range(-STEPS, -1), far]):
         if steps:
-            yield _shift(steps, "time")
+            yield _shift(case, steps, "time")
     most = case.most_agents
     for rows in dict.fromkeys([1, -1, most, -most, far]):
         if rows:
-            yield _shift(rows, "storage")
+            yield _shift(case, rows, "storage")
 
 
-def _shift(offset: int, order: str) -> Hypothesis:
+def _shift(case: Case, offset: int, order: str) -> Hypothesis:
     unit = "step" if order == "time" else "row"
     where = f"{abs(offset)} {unit}{'s' * (abs(offset) > 1)} {'later' if offset > 0 else 'earlier'}"
     whose = " of the same episode and agent" if order == "time" else " in storage order"
@@ -48,7 +50,14 @@ def _shift(offset: int, order: str) -> Hypothesis:
             habit=lambda case: case.nothing,
         ),
         f"the stored value is the replayed log-prob {where}{whose}",
+        # A filter that dropped a row shifts what comes after it in the same way.
+        most=LIKELY if _stretches.begin_inside(case, _plainly(case, offset, order)) else PROVEN,
     )
+
+
+def _plainly(case: Case, offset: int, order: str) -> Array:
+    """The failing rows that hold what the replay gives that far away."""
+    return np.flatnonzero(case.hits(_replayed(case, _source(case, offset, order))))
 
 
 def _source(case: Case, offset: int, order: str) -> Array:
@@ -60,23 +69,30 @@ def _source(case: Case, offset: int, order: str) -> Array:
     return np.where(ids[place] == wanted, place, -1)
 
 
+def _replayed(case: Case, source: Array) -> Array:
+    return np.where(source >= 0, case.scalars["replayed"][source], np.nan)
+
+
 def _shifted(case: Case, offset: int, order: str, strange: bool = False) -> Array:
     """The log-prob of what stands that far away; where that row is wrong itself, of any action it could
-    have held before another bug. `strange`: of what stands that far from another row."""
+    have held before another bug, if few rows need that. `strange`: of what stands that far from another
+    row."""
     source = _source(case, offset, order)
     if strange:
         source = np.roll(source, len(source) // 2 + 1)
-    values = np.where(source >= 0, case.scalars["replayed"][source], np.nan)
+    values = _replayed(case, source)
     if not case.facts.is_categorical:
         return values
-    doubtful = np.flatnonzero((source >= 0) & case.wrong[source])
-    doubtful = doubtful[~case.hits(values)[doubtful]]
+    plain = case.hits(values)
+    doubtful = np.flatnonzero((source >= 0) & case.wrong[source] & ~plain)
     number = np.cumsum(case.wrong) - 1  # of a failing row
     able = case.log_chances[number[source[doubtful]]]
     missed = np.abs(able - case.stored[doubtful, None])
     nearest = np.where(np.isnan(missed), np.inf, missed).argmin(1)
-    values[doubtful] = able[np.arange(len(able)), nearest]
-    return values
+    wider = values.copy()
+    wider[doubtful] = able[np.arange(len(able)), nearest]
+    few = case.hits(wider).sum() <= (1 + FEW) * plain.sum()
+    return wider if few else values
 
 
 def _rows(case: Case, offset: int, order: str) -> Array:

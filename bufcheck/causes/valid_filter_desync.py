@@ -10,7 +10,8 @@ import numpy as np
 
 from bufcheck.case import Case
 from bufcheck.cause import LEAST, Hypothesis, Verdict
-from bufcheck.causes import _permutation
+from bufcheck.causes import _permutation, _stretches
+from bufcheck.causes._stretches import GAP, last_told
 from bufcheck.vectors import Array
 
 FIX = (
@@ -23,9 +24,6 @@ FEW, MOST = 16, 2000
 """Offsets that are tried."""
 DENSE = 0.6
 """How many of a stretch's rows show an offset."""
-GAP = 4
-"""Healthy rows in a row that may lie within a stretch, or beside it: a single choice has log-prob 0
-anywhere."""
 
 
 def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
@@ -35,7 +33,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     rows = np.flatnonzero(offsets)
     if len(rows) < LEAST:
         return
-    stretch = _stretches(case.of("row_id")[rows])
+    stretch = _stretches.numbered(case.of("row_id")[rows])
     sizes = np.bincount(stretch)
     long = sizes >= 3
     if sizes[long].sum() < 0.6 * len(rows):
@@ -49,7 +47,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     rises = np.diff(ahead)[np.diff(stretch) == 0]
     reached = ahead[first + (3 * sizes[long]) // 4]
     grows = (reached > ahead[first]).mean()
-    inside = _inside(case, rows[first])
+    inside = _stretches.inside(case, rows[first])
     # A shift stands at one offset from an episode's start; this one starts anywhere, and grows.
     if (rises >= 0).mean() < 0.9 or (grows < 0.3 and inside < 0.7):
         return
@@ -60,22 +58,6 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
         f"the stored value is the replayed one of a row further on, by an offset that grows to {most}",
         rank=0,
     )
-
-
-def _stretches(row_id: Array) -> Array:
-    """The number of the stretch each row is in."""
-    return np.concatenate([[0], np.cumsum(np.diff(row_id) > GAP)])
-
-
-def _inside(case: Case, first: Array) -> float:
-    """How many stretches start within an episode, by their first rows: behind a row that is right. One
-    behind another failing row may start there or not."""
-    told = case.wrong | case.telling
-    before = np.concatenate([[0], _last(told)[:-1]])[case.at[first]]
-    there = told[before] & (before < case.at[first])
-    there &= case.scalars["episode"][before] == case.of("episode")[first]
-    clear = ~(there & case.wrong[before])
-    return float(there[clear].mean()) if clear.any() else 0.0
 
 
 def _candidates(case: Case, unexplained: Array) -> tuple[int, ...]:
@@ -125,19 +107,13 @@ def _unclear(case: Case, explained: Array, most: int) -> Array:
     state = np.full(len(place), -1)  # 1: of a stretch, 0: not, −1: says nothing
     state[case.telling] = 0
     state[case.at[explained]] = 1
-    within = (state[_last(state >= 0)] == 1) & (state[_next(state >= 0)] == 1)
+    within = (state[last_told(state >= 0)] == 1) & (state[_next(state >= 0)] == 1)
     state[case.wrong & ~zero & (state < 0)] = 0
-    last, following = _last(state >= 0), _next(state >= 0)
+    last, following = last_told(state >= 0), _next(state >= 0)
     episode = case.scalars["episode"]
     ends = (episode[following] != episode) | (state[following] < 0)
     filled = zero & (ends | (state[last] == 1)) & (place - last <= most + GAP)
     found: Array = (within | filled)[case.at] & ~explained
-    return found
-
-
-def _last(told: Array) -> Array:
-    """For every row the place of the last one told, itself or before it; the first row's if none is."""
-    found: Array = np.maximum.accumulate(np.where(told, np.arange(len(told)), 0))
     return found
 
 
