@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from bufcheck.case import Case
-from bufcheck.cause import LIKELY, PROVEN, Hypothesis, predicting
+from bufcheck.cause import LEAST, LIKELY, PROVEN, Hypothesis, predicting
 from bufcheck.causes import _permutation, _stretches
 from bufcheck.vectors import Array
 
@@ -46,7 +46,6 @@ def _shift(case: Case, offset: int, order: str) -> Hypothesis:
             partial(_shifted, offset=offset, order=order),
             edges=lambda case: _source(case, offset, order) < 0,
             sources=partial(_rows, offset=offset, order=order),
-            null=partial(_shifted, offset=offset, order=order, strange=True),
             habit=lambda case: case.nothing,
         ),
         f"the stored value is the replayed log-prob {where}{whose}",
@@ -73,18 +72,15 @@ def _replayed(case: Case, source: Array) -> Array:
     return np.where(source >= 0, case.scalars["replayed"][source], np.nan)
 
 
-def _shifted(case: Case, offset: int, order: str, strange: bool = False) -> Array:
+def _shifted(case: Case, offset: int, order: str) -> Array:
     """The log-prob of what stands that far away; where that row is wrong itself, of any action it could
-    have held before another bug, if few rows need that. `strange`: of what stands that far from another
-    row."""
+    have held before another bug, if few rows need that."""
     source = _source(case, offset, order)
-    if strange:
-        source = np.roll(source, len(source) // 2 + 1)
     values = _replayed(case, source)
-    if not case.facts.is_categorical:
-        return values
     plain = case.hits(values)
     doubtful = np.flatnonzero((source >= 0) & case.wrong[source] & ~plain)
+    if not case.facts.is_categorical or not len(doubtful) or FEW * plain.sum() < LEAST:
+        return values
     number = np.cumsum(case.wrong) - 1  # of a failing row
     able = case.log_chances[number[source[doubtful]]]
     missed = np.abs(able - case.stored[doubtful, None])
