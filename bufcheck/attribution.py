@@ -3,9 +3,9 @@
 A row that two causes explain was made by one of them, and fits the other by accident. Which one that
 was depends on how often each would fit by accident, and on what else happened nearby: a bug that hit
 most of an episode has made the doubtful rows of it as well, and one that hits whole episodes has not
-made a single row of one. So rows are dealt out in the order in which
-causes were chosen, and then again and again by what the dealing says of every episode. Other ways to
-begin are tried as well: what comes out the likeliest is taken.
+made a single row of one. So rows are dealt out in the order in which causes were chosen, and then again
+and again by what the dealing says of every episode. Other ways to begin are tried as well: what comes
+out the likeliest is taken.
 """
 
 from __future__ import annotations

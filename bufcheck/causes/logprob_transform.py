@@ -67,8 +67,9 @@ def _of(case: Case, function: Callable[[Array], Array]) -> Array:
 
 def _clamps(case: Case, told: Array) -> Iterator[Hypothesis]:
     values, times = np.unique(case.stored[told], return_counts=True)
+    values, times = values[times >= LEAST], times[times >= LEAST]
     # The most common value may be another bug's.
-    for bound in values[np.argsort(-times, kind="stable")][: (times >= LEAST).sum()][:PILES].tolist():
+    for bound in values[np.argsort(-times, kind="stable")][:PILES].tolist():
         piled = told & (case.stored == bound)
         for below, name in ((True, "from below"), (False, "from above")):
             beyond = case.replayed < bound if below else case.replayed > bound
