@@ -30,17 +30,23 @@ def inside(case: Case, first: Array) -> float:
     return float(there[clear].mean()) if clear.any() else 0.0
 
 
-def begin_inside(case: Case, rows: Array) -> bool:
-    """Whether these failing rows are stretches that mostly begin within an episode."""
+def long_ones(case: Case, rows: Array) -> tuple[Array, Array, Array] | None:
+    """The number of each row's stretch; and of the long ones the size and the place of the first row.
+    None where most of these failing rows stand alone."""
     if not len(rows):
-        return False
+        return None
     stretch = numbered(case.of("row_id")[rows])
     sizes = np.bincount(stretch)
     long = sizes >= LONG
     if sizes[long].sum() < 0.6 * len(rows):
-        return False
-    first = np.searchsorted(stretch, np.arange(len(sizes)))[long]
-    return inside(case, rows[first]) >= MOSTLY
+        return None
+    return stretch, sizes[long], np.searchsorted(stretch, np.arange(len(sizes)))[long]
+
+
+def begin_inside(case: Case, rows: Array) -> bool:
+    """Whether these failing rows are stretches that mostly begin within an episode."""
+    found = long_ones(case, rows)
+    return found is not None and inside(case, rows[found[2]]) >= MOSTLY
 
 
 def last_told(told: Array) -> Array:

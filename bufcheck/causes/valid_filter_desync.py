@@ -33,23 +33,20 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     rows = np.flatnonzero(offsets)
     if len(rows) < LEAST:
         return
-    stretch = _stretches.numbered(case.of("row_id")[rows])
-    sizes = np.bincount(stretch)
-    long = sizes >= 3
-    if sizes[long].sum() < 0.6 * len(rows):
+    found = _stretches.long_ones(case, rows)
+    if found is None:
         return
-    first = np.searchsorted(stretch, np.arange(len(sizes)))[long]
+    stretch, sizes, first = found
     ids = case.of("row_id")[rows]
-    spans = ids[first + sizes[long] - 1] - ids[first] + 1
-    if sizes[long].sum() < DENSE * spans.sum():
+    spans = ids[first + sizes - 1] - ids[first] + 1
+    if sizes.sum() < DENSE * spans.sum():
         return  # single rows, here and there
     ahead = offsets[rows]
     rises = np.diff(ahead)[np.diff(stretch) == 0]
-    reached = ahead[first + (3 * sizes[long]) // 4]
-    grows = (reached > ahead[first]).mean()
+    grows = (ahead[first + (3 * sizes) // 4] > ahead[first]).mean()
     inside = _stretches.inside(case, rows[first])
     # A shift stands at one offset from an episode's start; this one starts anywhere, and grows.
-    if (rises >= 0).mean() < 0.9 or (grows < 0.3 and inside < 0.7):
+    if (rises >= 0).mean() < 0.9 or (grows < 0.3 and inside < _stretches.MOSTLY):
         return
     most = int(np.quantile(ahead, 0.99))
     yield Hypothesis(
