@@ -41,12 +41,12 @@ def owners(case: Case, chosen: Sequence[Suspect], verdicts: Sequence[Verdict]) -
         _in_order(fits, sorted(range(len(chosen)), key=_by_luck(chosen))),
         _by_episode(fits, found, episode, [suspect.rank >= SHUFFLE for suspect in chosen]),
     ]
-    by_chance = _by_chance(fits, verdicts)
-    found, most = _dealt(fits, found, by_chance, episode, right)
+    by_chance, luck = _by_chance(fits, verdicts), _luck(case, fits, verdicts)
+    found, most = _dealt(fits, found, by_chance, luck, episode, right)
     # The causes that were chosen first explain the most with the fewest: it takes a reason.
     needed = most + SURPRISE
     for start in starts:
-        other, likely = _dealt(fits, start, by_chance, episode, right)
+        other, likely = _dealt(fits, start, by_chance, luck, episode, right)
         if likely > max(most, needed):
             found, most = other, likely
     return found
@@ -91,13 +91,13 @@ def _episodes(case: Case) -> tuple[Array, Array]:
 
 
 def _dealt(
-    fits: Array, owner: Array, by_chance: Array, episode: Array, right: Array
+    fits: Array, owner: Array, by_chance: Array, luck: Array, episode: Array, right: Array
 ) -> tuple[Array, float]:
     """Rows dealt out as is most likely, from this start; and the log of how likely that is."""
     owner = owner.copy()
     rows = np.flatnonzero(owner >= 0)
     for _ in range(ROUNDS):
-        rated = _rated(fits, owner, by_chance, episode, rows, right)
+        rated = _rated(fits, owner, by_chance, luck[:, rows], episode, rows, right)
         here = rated[owner[rows], np.arange(len(rows))]
         # Of two that are as good as each other, the one that was there stays.
         best = np.where(rated.max(0) > here + 1e-9, rated.argmax(0), owner[rows])
@@ -114,8 +114,25 @@ def _by_chance(fits: Array, verdicts: Sequence[Verdict]) -> Array:
     return found
 
 
+def _luck(case: Case, fits: Array, verdicts: Sequence[Verdict]) -> Array:
+    """[causes, rows]: the chance that each fits a row another made, by what that row is: what is padded
+    fits any shift, and the log-prob of a single choice stands in many rows. A copy is no luck."""
+    found: Array = np.tile(case.nothing, (len(fits), 1))
+    for mine, rows, verdict in zip(found, fits, verdicts, strict=True):
+        mine[rows & ~verdict.explained] = 1.0
+        if verdict.held is not None:
+            mine[verdict.held] = 0.0
+    return found
+
+
 def _rated(
-    fits: Array, owner: Array, by_chance: Array, episode: Array, rows: Array, right: Array
+    fits: Array,
+    owner: Array,
+    by_chance: Array,
+    luck: Array,
+    episode: Array,
+    rows: Array,
+    right: Array,
 ) -> Array:
     """[causes, rows]: the log of how likely each cause made each of these rows, up to a constant."""
     count, size = len(fits), len(right)
@@ -129,8 +146,9 @@ def _rated(
     rated = np.full(prior.shape, -np.inf)
     for first in range(count):
         seen = (own[first] & fits).sum(1) / max(int(own[first].sum()), 1)
-        also = np.clip(np.maximum(seen, by_chance[first]), 1e-3, 1 - 1e-3)
-        pattern = np.where(fits[:, rows], np.log(also)[:, None], np.log(1 - also)[:, None])
+        also = np.maximum(np.maximum(seen, by_chance[first])[:, None], luck)
+        also = np.clip(also, 1e-3, 1 - 1e-3)
+        pattern = np.where(fits[:, rows], np.log(also), np.log(1 - also))
         pattern[first] = 0.0
         told = prior[first] + pattern.sum(0)
         rated[first] = np.where(fits[first, rows], told, -np.inf)

@@ -61,6 +61,8 @@ class Verdict(NamedTuple):
     """The share of rows it would explain by accident."""
     sources: Array | None = None
     """Where each row's log-prob came from, as row ids; −1 where that is not known."""
+    held: Array | None = None
+    """Rows that hold a copy, as another row shows."""
     copies: Array | None = None
     """Rows that hold a copy, of a row that is wrong itself."""
     chained: Array | None = None
@@ -107,7 +109,7 @@ def predicting(
     sources: Callable[[Case], Array] | None = None,
     null: Callable[[Case], Array] | None = None,
     habit: Callable[[Case], Array] | None = None,
-    copied: Callable[[Case], tuple[Array, Array]] | None = None,
+    copied: Callable[[Case], tuple[Array, Array, Array]] | None = None,
     background: float = 0.0,
     loosely: bool = False,
 ) -> Callable[[Case], Verdict]:
@@ -117,8 +119,9 @@ def predicting(
     Chance is how often it would fit another row's prediction, or that of `null`, a hypothesis of the
     same kind that is wrong for sure; at least `background`, and `habit`, the chance of each row that
     healthy ones suggest. `copied`: which rows (failing or not) hold
-    what the bug would have copied there, and from which row; where the bug hit single rows, that is all
-    that is left to see. What is as common among healthy rows proves nothing.
+    what the bug would have copied there, from which row, and of which rows it is known what they held;
+    where the bug hit single rows, that is all that is left to see. What is as common among healthy rows
+    proves nothing.
     `edges`: failing rows that the bug would have hit, and for which there is nothing to predict from.
     `loosely`: where the prediction itself is rounded.
     """
@@ -132,23 +135,29 @@ def predicting(
         ways += [case.hits(null(case))] if null else []
         ways += [habit(case)] if habit else []
         usual = background
-        copies = chained = np.zeros(len(values), bool)
+        held = copies = chained = np.zeros(len(values), bool)
         if copied is not None:
-            there, source = copied(case)
-            there = there & (source >= 0)
-            # A copy of a row that is wrong itself counts only for what nobody else explains.
-            sound = there & ~case.wrong[source]
+            there, source, known = copied(case)
+            # Of a row that is wrong itself, its log-prob may tell what it held: what explains it.
+            told = _explains(case, explained, source)
+            there = (there & ~(case.wrong & known)[source] | told) & (source >= 0)
+            # Where it is known what it would have copied, and that is not what stands here, it was not.
+            plain = known & (case.wrong | case.telling)
+            explained &= ~((source >= 0) & plain[source] & ~there)[case.at]
+            # A copy of what is not known counts only for what nobody else explains.
+            sound = there & known[source] | told
             common = _usual(there[~case.wrong & (source >= 0) & ~case.wrong[source]])
             if common < 0.5:
-                explained = explained | sound[case.at]
+                held = sound[case.at]
+                explained = explained | held
                 usual = max(usual, common)
                 copies = there[case.at] & ~explained
-                chained = _chained(case, explained, source) & ~copies
+                chained = _chained(case, explained, source) & ~copies & ~known[source][case.at]
         accident = np.stack([*ways, np.full(len(values), usual)]).astype(np.float64)
         chance = float(accident.mean(1).max()) if len(values) else usual
         lost = edges(case) if edges else np.zeros(len(values), bool)
         came_from = sources(case) if sources else None
-        return Verdict(explained, lost, chance, came_from, copies, chained, accident)
+        return Verdict(explained, lost, chance, came_from, held, copies, chained, accident)
 
     return test
 
@@ -156,6 +165,14 @@ def predicting(
 def _usual(healthy: Array) -> float:
     """How common something is among healthy rows; where there are too few, it may always be so."""
     return float(healthy.mean()) if len(healthy) >= LEAST else 1.0
+
+
+def _explains(case: Case, explained: Array, source: Array) -> Array:
+    """Failing rows that hold what the row they were copied from had, as its log-prob shows."""
+    hit = np.zeros(len(source), bool)
+    hit[case.at] = explained
+    found: Array = case.wrong & (source >= 0) & hit[source]
+    return found
 
 
 def _chained(case: Case, explained: Array, source: Array) -> Array:

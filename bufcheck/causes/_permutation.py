@@ -288,7 +288,7 @@ def verdict(
         return Verdict(found, none, moves.chance, sources)
     passed_on = lookup(case, f.row_id, _passed_on(case, moves).astype(np.int8), 0) > 0
     # What came from elsewhere, and went nowhere, may be another bug's: nobody else's, it is this one's.
-    return Verdict(found & passed_on, none, moves.chance, sources, found & ~passed_on)
+    return Verdict(found & passed_on, none, moves.chance, sources, copies=found & ~passed_on)
 
 
 def _passed_on(case: Case, moves: Moves) -> Array:

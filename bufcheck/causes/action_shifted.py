@@ -37,12 +37,16 @@ def _as_usual(case: Case, steps: int) -> Array:
     return _neighbours.same_action(case, case.all_along(steps))
 
 
-def _copied(case: Case, steps: int) -> tuple[Array, Array]:
-    """Rows that hold the neighbour's action; of those that fail, where another one was scored."""
+def _copied(case: Case, steps: int) -> tuple[Array, Array, Array]:
+    """Rows that hold the neighbour's action; of those that fail, where another one was scored, which
+    tells what was their own."""
     source = case.all_along(steps)
     same = (source >= 0) & (case.all_actions == case.all_actions[source])
-    same[case.at] &= _support.member(case) >= 0
-    return same, source
+    other = _support.member(case) >= 0
+    same[case.at] &= other
+    known = ~case.wrong
+    known[case.at] = other
+    return same, source, known
 
 
 def _with_action_of(case: Case, steps: int) -> Array:

@@ -73,22 +73,37 @@ def _replayed(case: Case, source: Array) -> Array:
 
 
 def _shifted(case: Case, offset: int, order: str) -> Array:
-    """The log-prob of what stands that far away; where that row is wrong itself, of any action it could
-    have held before another bug, if few rows need that."""
+    """The log-prob of what stands that far away. Where that row is wrong itself, what it stores, if no
+    third row does; or the log-prob of any action it could have held before another bug, if few rows
+    need that."""
     source = _source(case, offset, order)
     values = _replayed(case, source)
     plain = case.hits(values)
     doubtful = np.flatnonzero((source >= 0) & case.wrong[source] & ~plain)
-    if not case.facts.is_categorical or not len(doubtful) or FEW * plain.sum() < LEAST:
+    if not len(doubtful) or FEW * plain.sum() < LEAST:
         return values
-    number = np.cumsum(case.wrong) - 1  # of a failing row
-    able = case.log_chances[number[source[doubtful]]]
-    missed = np.abs(able - case.stored[doubtful, None])
-    nearest = np.where(np.isnan(missed), np.inf, missed).argmin(1)
     wider = values.copy()
-    wider[doubtful] = able[np.arange(len(able)), nearest]
+    stored = case.scalars["stored"][source[doubtful]]
+    wider[doubtful] = np.where(_rare(case)[doubtful], stored, values[doubtful])
+    if case.facts.is_categorical:
+        doubtful = doubtful[~case.hits(wider)[doubtful]]
+        number = np.cumsum(case.wrong) - 1  # of a failing row
+        able = case.log_chances[number[source[doubtful]]]
+        missed = np.abs(able - case.stored[doubtful, None])
+        nearest = np.where(np.isnan(missed), np.inf, missed).argmin(1)
+        wider[doubtful] = able[np.arange(len(able)), nearest]
     few = case.hits(wider).sum() <= (1 + FEW) * plain.sum()
     return wider if few else values
+
+
+def _rare(case: Case) -> Array:
+    """Failing rows whose stored value stands in one other row at most."""
+
+    def found() -> Array:
+        _, which, counts = np.unique(case.scalars["stored"], return_inverse=True, return_counts=True)
+        return np.asarray(counts[which.reshape(-1)] <= 2)[case.at]
+
+    return case.once("rare", found)
 
 
 def _rows(case: Case, offset: int, order: str) -> Array:

@@ -36,7 +36,7 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
         )
 
 
-def _copied(case: Case, steps: int) -> tuple[Array, Array]:
+def _copied(case: Case, steps: int) -> tuple[Array, Array, Array]:
     """Rows that hold the neighbour's state, number by number."""
 
     def found() -> Array:
@@ -48,7 +48,7 @@ def _copied(case: Case, steps: int) -> tuple[Array, Array]:
         made: Array = (source >= 0) & (table == table[source]).all(1)
         return made
 
-    return case.once(("copied state", steps), found), case.all_along(steps)
+    return case.once(("copied state", steps), found), case.all_along(steps), ~case.wrong
 
 
 def _with_state_of(case: Case, steps: int) -> Array:

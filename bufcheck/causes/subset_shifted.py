@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from bufcheck.case import CONTEXT, Case
+from bufcheck.case import ALONE, CONTEXT, Case
 from bufcheck.cause import Hypothesis, predicting
 from bufcheck.causes import _neighbours
 from bufcheck.vectors import Array
@@ -36,10 +36,10 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
         )
 
 
-def _copied(case: Case, steps: int) -> tuple[Array, Array]:
+def _copied(case: Case, steps: int) -> tuple[Array, Array, Array]:
     """Rows that hold the neighbour's subset."""
     source, offered = case.all_along(steps), case.all_offered
-    return (source >= 0) & (offered == offered[source]), source
+    return (source >= 0) & (offered == offered[source]), source, ~case.wrong
 
 
 def _with_context_of(case: Case, steps: int) -> Array:
@@ -48,4 +48,8 @@ def _with_context_of(case: Case, steps: int) -> Array:
 
     values = case.once(("context", steps), replayed)
     # Where the neighbour is there, but its subset has no such index, the bug is ruled out.
-    return np.where(np.isnan(values) & (case.along(steps) >= 0), np.inf, values)
+    values = np.where(np.isnan(values) & (case.along(steps) >= 0), np.inf, values)
+    # And where this subset would be that of a row which had a single choice, and offers more.
+    source = case.along(-steps)
+    single = ~case.wrong & (np.abs(case.scalars["stored"]) <= ALONE)
+    return np.where((source >= 0) & single[source] & (case.choices > 1), np.inf, values)
