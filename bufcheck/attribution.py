@@ -39,6 +39,7 @@ def owners(case: Case, chosen: Sequence[Suspect], verdicts: Sequence[Verdict]) -
     episode, right = _episodes(case)
     starts = [
         _in_order(fits, sorted(range(len(chosen)), key=_by_luck(chosen))),
+        _in_order(fits, sorted(range(len(chosen)), key=_last_first(chosen))),
         _by_episode(fits, found, episode, [suspect.rank >= SHUFFLE for suspect in chosen]),
     ]
     by_chance, luck = _by_chance(fits, verdicts), _luck(case, fits, verdicts)
@@ -72,6 +73,11 @@ def _by_episode(fits: Array, owner: Array, episode: Array, shuffles: Sequence[bo
 def _in_turn(chosen: Sequence[Suspect]) -> Callable[[int], Any]:
     """As they were chosen; but a shuffle explains whatever moved, and comes last."""
     return lambda n: (chosen[n].rank >= SHUFFLE, n)
+
+
+def _last_first(chosen: Sequence[Suspect]) -> Callable[[int], Any]:
+    """What was chosen for the rows that others left may have made some of those as well."""
+    return lambda n: (chosen[n].rank >= SHUFFLE, -n)
 
 
 def _by_luck(chosen: Sequence[Suspect]) -> Callable[[int], Any]:

@@ -13,13 +13,15 @@ import numpy as np
 
 from bufcheck import cause
 from bufcheck.case import Case
-from bufcheck.cause import LEAST, SHUFFLE, SURPRISE, Suspect, Verdict, surprise
+from bufcheck.cause import LEAST, PROVEN, SHUFFLE, SURPRISE, Suspect, Verdict, surprise
 from bufcheck.vectors import Array
 
 GENERIC = 3
 """The rank of what explains any other action on offer; above it, the same is true."""
 NEARLY = 0.98
 """Of two hypotheses that explain about the same, the more specific one is told."""
+DOUBTED = 0.9
+"""What a row counts that is explained by a hypothesis which something speaks against."""
 EDGE_COVERAGE = 0.8
 """What a shift lost at an episode's edge is its own where it explains this much of the episode."""
 MOST_CHANCE = 0.99
@@ -122,7 +124,7 @@ def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | 
         shuffled = suspect.rank == SHUFFLE
         claimed = claims(case, verdict._replace(copies=None) if shuffled else verdict, unexplained)
         gained = (int(claimed.sum()) - by_chance) / (1 - chance)
-        rated.append((gained, suspect))
+        rated.append((gained * (1.0 if suspect.hypothesis.most == PROVEN else DOUBTED), suspect))
     return _most_specific(rated)
 
 

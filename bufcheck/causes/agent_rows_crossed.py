@@ -56,17 +56,21 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
 
 
 def _nearest(case: Case) -> Array:
-    """The row of the step, other than its own, whose log-prob comes nearest to the stored one."""
+    """The row of the step, other than its own, whose log-prob comes nearest to the stored one; −1 where
+    they are not exchanged: that row still holds its own, or nobody holds this one's."""
 
     def found() -> Array:
         best, least = np.full(len(case), -1), np.full(len(case), np.inf)
+        kept = np.zeros(len(case), bool)
         for places in range(1, min(case.most_agents, MOST_AGENTS)):
             other = case.beside(places)
             with np.errstate(invalid="ignore"):
                 away = np.abs(case.scalars["replayed"][other] - case.stored)
-            closer = (other >= 0) & (away < least)
+                held = np.abs(case.scalars["stored"][other] - case.replayed)
+            closer = (other >= 0) & ~case.telling[other] & (away < least)
             best, least = np.where(closer, other, best), np.where(closer, away, least)
-        return best
+            kept |= (other >= 0) & (held <= case.near(case.replayed, loosely=True))
+        return np.where(kept, best, -1)
 
     return case.once("nearest sibling", found)
 
