@@ -13,7 +13,7 @@ import numpy as np
 
 from bufcheck import cause
 from bufcheck.case import Case
-from bufcheck.cause import LEAST, PROVEN, SHUFFLE, SURPRISE, Suspect, Verdict, surprise
+from bufcheck.cause import LEAST, PROVEN, SHUFFLE, SURPRISE, Hypothesis, Suspect, Verdict, surprise
 from bufcheck.vectors import Array
 
 GENERIC = 3
@@ -25,6 +25,8 @@ DOUBTED = 0.9
 EDGE_COVERAGE = 0.8
 """What a shift lost at an episode's edge is its own where it explains this much of the episode."""
 MOST_CHANCE = 0.99
+INTACT = ("log_prob", "state", "version", "agent", "actor")
+"""What may be wrong of a row whose action and offer are as they were."""
 FEW = 3
 """A cause that explains so many times the rows of another, and those as well, makes it superfluous."""
 MAINLY = 0.5
@@ -104,19 +106,39 @@ def _suspects(
 
 def _of_cause(case: Case, unexplained: Array, name: str) -> Iterator[Suspect]:
     module = cause.counterfactual(name)
-    for hypothesis in module.suppose(case, unexplained):
-        verdict = hypothesis.test(case)
+    able = unexplained & case.in_range if module.WRONG in INTACT else unexplained
+    for hypothesis in module.suppose(case, able):
+        verdict = tested(case, name, hypothesis)
         if (verdict.explained & unexplained).sum() >= LEAST:
             rank = module.RANK if hypothesis.rank is None else hypothesis.rank
             yield Suspect(name, rank, hypothesis, verdict)
+
+
+def tested(case: Case, name: str, hypothesis: Hypothesis) -> Verdict:
+    """What a hypothesis says of a case. A bug that changes neither action nor offer makes no index that
+    is out of range."""
+    verdict = hypothesis.test(case)
+    if cause.wrong_of(name, hypothesis.parameters) not in INTACT or case.in_range.all():
+        return verdict
+    copies = None if verdict.copies is None else verdict.copies & case.in_range
+    return verdict._replace(
+        explained=verdict.explained & case.in_range, lost=verdict.lost & case.in_range, copies=copies
+    )
+
+
+def _judged(case: Case, verdict: Verdict, unexplained: Array) -> Array:
+    """The rows a hypothesis is judged by: what explains no index out of range says nothing of it."""
+    outside = (verdict.explained & unexplained & ~case.in_range).any()
+    return unexplained if outside else unexplained & case.in_range
 
 
 def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | None:
     rated = []
     for suspect in suspects:
         verdict = suspect.verdict
-        count, rows = int((verdict.explained & unexplained).sum()), int(unexplained.sum())
-        by_chance = (chance := min(verdict.by_chance(unexplained), MOST_CHANCE)) * rows
+        judged = _judged(case, verdict, unexplained)
+        count, rows = int((verdict.explained & judged).sum()), int(judged.sum())
+        by_chance = (chance := min(verdict.by_chance(judged), MOST_CHANCE)) * rows
         if surprise(count, by_chance, rows) < SURPRISE + math.log(len(suspects)):
             continue
         # Only what is not its own can be explained by accident. What a shuffle would take only where
@@ -137,7 +159,7 @@ def _owner(case: Case, suspects: list[Suspect], best: Suspect, unexplained: Arra
     size = int(stream.max()) + 1
     rated = []
     for suspect in suspects:
-        if suspect.rank >= best.rank:
+        if suspect.rank >= best.rank or suspect.verdict.by_chance(unexplained) > MAINLY:
             continue
         failing = np.bincount(stream, unexplained & ~suspect.verdict.lost, size)
         explained = np.bincount(stream, suspect.verdict.explained & unexplained, size)

@@ -255,7 +255,7 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
     """Gives each failing row of a case to the one of the chosen that most likely made it."""
     import pyarrow as pa
 
-    verdicts = [suspect.hypothesis.test(case) for suspect in chosen]
+    verdicts = [choice.tested(case, suspect.name, suspect.hypothesis) for suspect in chosen]
     owner = attribution.owners(case, chosen, verdicts)
     owner = np.where(owner >= 0, first + owner, -1)
     case.unexplained = case.unexplained & (owner < 0)
