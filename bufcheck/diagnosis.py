@@ -20,7 +20,7 @@ from bufcheck.case import SCALARS, Case, Facts, Failing
 from bufcheck.cause import LEAST, PROVEN, Suspect
 from bufcheck.confidence import Diagnosis, Found
 from bufcheck.given import versions_given
-from bufcheck.vectors import Array
+from bufcheck.vectors import Array, as_arrow, texts_as_arrow
 
 if TYPE_CHECKING:
     from bufcheck.database import Database
@@ -234,7 +234,7 @@ def _read(
 ) -> Case:
     import pyarrow as pa
 
-    database.connection.register("picked", pa.table({"episode": episodes}))
+    database.connection.register("picked", pa.table({"episode": as_arrow(episodes)}))
     made = database.columns(
         "SELECT row_id, coalesce(episode_id, -1) AS episode, coalesce(timestep, -1) AS timestep,"
         f" {_agent(facts)} AS agent, coalesce(policy_version, -1) AS version,"
@@ -272,12 +272,11 @@ def _file(database: Database, case: Case, chosen: list[Suspect], first: int) -> 
         if verdict.sources is not None:
             source = np.where(owner == first + number, verdict.sources, source)
     given = np.flatnonzero(owner >= 0)
-    names = np.array([suspect.name for suspect in chosen], dtype=object)
     table = {
-        "row_id": case.of("row_id")[given],
-        "number": owner[given].astype(np.int32),
-        "cause": pa.array(names[owner[given] - first], pa.string()),
-        "source_row_id": pa.array(source[given], mask=source[given] < 0),
+        "row_id": as_arrow(case.of("row_id")[given]),
+        "number": as_arrow(owner[given].astype(np.int32)),
+        "cause": texts_as_arrow([chosen[number].name for number in owner[given] - first]),
+        "source_row_id": as_arrow(source[given], source[given] < 0),
     }
     database.connection.register("claimed", pa.table(table))
     database.execute("INSERT INTO causes SELECT *, NULL, NULL FROM claimed")

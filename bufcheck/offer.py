@@ -32,12 +32,11 @@ class Offer:
 
 def offers(rows: pa.RecordBatch, at: Array, policy: Mapping[str, Any], actions: int) -> Offer:
     """What these rows were offered, as the dump's policy says; a place −1 in `at` nothing."""
-    import pyarrow as pa
 
-    some = rows.take(pa.array(np.maximum(at, 0)))
+    some = rows.take(vectors.as_arrow(np.maximum(at, 0)))
     names, count = rows.schema.names, len(at)
     if policy["logits"] == "prefix" and "num_actions" in names:
-        sizes = some.column("num_actions").fill_null(0).to_numpy(zero_copy_only=False)
+        sizes = vectors.as_numpy(some.column("num_actions"), 0)
         sizes = np.clip(sizes.astype(np.int64), 0, actions)
         ids = np.broadcast_to(np.arange(int(sizes.max(initial=1))), (count, int(sizes.max(initial=1))))
     elif "subset_indices" in names:
@@ -71,7 +70,7 @@ def hashed(column: pa.Array) -> Array:
     import pyarrow as pa
 
     if not pa.types.is_nested(column.type):
-        plain: Array = column.fill_null(-1).to_numpy(zero_copy_only=False)
+        plain: Array = vectors.as_numpy(column, -1)
         return plain.astype(np.int64).astype(np.uint64)
     opened = vectors.open_rows(column)
     place = np.arange(len(opened.values)) - np.repeat(opened.offsets[:-1], opened.lengths)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bufcheck.case import Case
-from bufcheck.vectors import Array
+from bufcheck.vectors import Array, as_arrow
 
 ROWS = 4000
 ROUNDS = 12
@@ -56,20 +56,18 @@ def fitted(case: Case, unexplained: Array) -> tuple[Array, Array] | None:
 
 
 def replayed(case: Case, scale: Array, shift: Array) -> Array:
-    import pyarrow as pa
 
-    column = case.rows.column("state_embed").take(pa.array(case.at))
+    column = case.rows.column("state_embed").take(as_arrow(case.at))
     states = _table(column, len(scale)) * scale + shift
     return case.replayed_as(states.astype(np.float32))
 
 
 def _with_slopes(case: Case, rows: Array, scale: Array, shift: Array) -> tuple[Array, Array, Array]:
     """Log-probs of some failing rows at changed states, their slopes, and the stored states."""
-    import pyarrow as pa
     import torch
 
     replay = case.facts.replay
-    batch = case.rows.take(pa.array(case.at[rows]))
+    batch = case.rows.take(as_arrow(case.at[rows]))
     states = _table(batch.column("state_embed"), len(scale))
     values, slopes = np.full(len(rows), np.nan), np.full(states.shape, np.nan)
     asked = replay.family.ask(batch, replay.policy)
