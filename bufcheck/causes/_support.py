@@ -1,20 +1,21 @@
 """Rows whose stored log-prob is that of another member of what was offered, and why that may be.
 
 Which member j it is, against the stored action a, tells the bugs apart: each makes some pairs (a, j)
-likelier than others, and the actor says by how much. Episodes with enough rows are judged by
-themselves, the rest together.
+likelier than others, and the actor says by how much. Rows may be of several bugs, each of which has
+its own episodes mostly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from bufcheck.case import Case
 from bufcheck.cause import LEAST, LIKELY, PROVEN, Verdict
-from bufcheck.offer import Offer, offers, pick
+from bufcheck.offer import Offer, log_sum, offers, pick
 from bufcheck.vectors import Array
 
 MODELS = ("argmax-action", "argmax-score", "sampled-twice", "order-lost", "other")
@@ -25,8 +26,11 @@ CHANCE = 1e-3
 """How often a value is some member's by accident."""
 CLEAR = 12.0
 """Nats by which a model must beat the others to be called proof."""
-SURE = 7.0
-"""Nats by which one model must beat all others for an episode to be judged by itself."""
+SURE, EACH = 7.0, 0.02
+"""Nats that a model must add to others to be taken for one of several, and for every row more: the more
+there are, the more of them several models fit that none of them made."""
+ROUNDS, FAR = 25, 2.0
+"""Of dealing rows out; and the rows that all episodes together weigh, beside those of one."""
 
 
 @dataclass(frozen=True)
@@ -141,20 +145,56 @@ def _judged(case: Case, unexplained: Array) -> Support:
         return Support(member(case), model, model, {})
     told = likelihoods(case)[rows]
     episodes, episode = np.unique(case.of("episode")[rows], return_inverse=True)
-    by_episode = np.zeros((len(episodes), len(MODELS)))
-    np.add.at(by_episode, episode, told)
-    ranked = np.sort(by_episode, 1)
-    sure = ranked[:, -1] - ranked[:, -2] >= SURE
-    best = by_episode.argmax(1)
-    if (~sure).any():  # too few rows to tell: as the rest of them together
-        best[~sure] = by_episode[~sure].sum(0).argmax()
-    model[rows] = best[episode]
-    nearby = np.full(len(case), np.bincount(best[episode]).argmax())
+    mixed = partial(_mixed, told, episode.reshape(-1))
+    active = _needed(mixed, len(rows))
+    total, shares = mixed(active)
+    model[rows] = active[shares.argmax(1)]
+    by_episode = np.stack([np.bincount(episode, share) for share in shares.T], 1)
+    best = active[by_episode.argmax(1)]
+    nearby = np.full(len(case), np.bincount(model[rows]).argmax())
     place = np.minimum(np.searchsorted(episodes, case.of("episode")), len(episodes) - 1)
     known = episodes[place] == case.of("episode")
     nearby[known] = best[place[known]]
-    margin = {}
-    for number in np.unique(best):
-        total = told[best[episode] == number].sum(0)
-        margin[int(number)] = float(total[number] - np.delete(total, number).max())
+    margin = {int(number): total - _without(mixed, active, int(number)) for number in active}
     return Support(member(case), model, nearby, margin)
+
+
+Mixed = Callable[[Array], tuple[float, Array]]
+
+
+def _mixed(told: Array, episode: Array, active: Array) -> tuple[float, Array]:
+    """These models together, each row made by one of them, and those of an episode mostly by the same:
+    the log-likelihood, and [rows, models] the chance of each to have made a row."""
+    told = told[:, active]
+    shares = np.exp(told - log_sum(told)[:, None])
+    for _ in range(ROUNDS):
+        near = np.stack([np.bincount(episode, share) for share in shares.T], 1)[episode] - shares
+        weights = (near + FAR * shares.mean(0)) / (near.sum(1, keepdims=True) + FAR)
+        joint = told + np.log(np.maximum(weights, 1e-12))
+        likely = log_sum(joint)
+        shares = np.exp(joint - likely[:, None])
+    return float(likely.sum()), shares
+
+
+def _needed(mixed: Mixed, rows: int) -> Array:
+    """The fewest models that explain the rows about as well as all of them; of two that do, a bug and not
+    just any other member."""
+    active = np.arange(len(MODELS))
+    while len(active) > 1:
+        total, _ = mixed(active)
+        rest = [active[active != number] for number in active]
+        likely = np.array([mixed(models)[0] for models in rest])
+        able = likely >= total - SURE - EACH * rows
+        if not able.any():
+            break
+        last = active[-1] == MODELS.index("other") and able[-1]
+        active = rest[-1 if last else int(likely.argmax())]
+    return active
+
+
+def _without(mixed: Mixed, active: Array, number: int) -> float:
+    """The log-likelihood of the best that is left without a model, were another there in its place."""
+    rest = active[active != number]
+    others = [n for n in range(len(MODELS)) if n not in active]
+    tried = [np.append(rest, other) for other in others] or [rest]
+    return max(mixed(models)[0] for models in tried)
