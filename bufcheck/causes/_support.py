@@ -177,8 +177,8 @@ def _mixed(told: Array, episode: Array, active: Array) -> tuple[float, Array]:
 
 
 def _needed(mixed: Mixed, rows: int) -> Array:
-    """The fewest models that explain the rows about as well as all of them; of two that do, a bug and not
-    just any other member."""
+    """The fewest models that explain the rows about as well as all of them; of two that do, a bug, and
+    not just any other member."""
     active = np.arange(len(MODELS))
     while len(active) > 1:
         total, _ = mixed(active)

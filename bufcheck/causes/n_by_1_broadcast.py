@@ -37,6 +37,12 @@ def suppose(case: Case, unexplained: Array) -> Iterator[Hypothesis]:
     value[run[rows]] = failing.stored[rows]
     # Nearly: the first and last rows of a batch may hold the right value by accident and not fail.
     is_mean = np.abs(value - means) <= 0.02 + 3 / lengths
+    # A value that all of its rows' own lie on one side of is a bound, not what was broadcast.
+    above = np.bincount(run[rows], failing.replayed[rows] > value[run[rows]]) / lengths
+    kept = is_mean | (np.abs(above - 0.5) < 0.49)
+    if not kept.any():
+        return
+    rows, lengths, is_mean = rows[kept[run[rows]]], lengths[kept], is_mean[kept]
     block = int(np.median(lengths))
     yield Hypothesis(
         {"block": block, "blocks": len(lengths)},
