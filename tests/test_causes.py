@@ -126,6 +126,41 @@ MIXED: list[tuple[str, *tuple[tuple[str, dict[str, Any], str, float], ...]]] = [
         ("subset-shifted", {}, "rows", 0.1),
         ("logprob-row-shift", {"offset": -1}, "rows", 0.2),
     ),
+    (
+        "synthetic",
+        ("valid-filter-desync", {}, "episodes", 0.2),
+        ("action-shifted", {}, "rows", 0.1),
+    ),
+    (
+        "torchrl",
+        ("logprob-row-shift", {"order": "storage"}, "rows", 0.05),
+        ("obs-norm-drift", {}, "rows", 0.1),
+    ),
+    (
+        "synthetic",
+        ("agent-rows-crossed", {"column": "old_log_prob"}, "rows", 0.05),
+        ("logprob-row-shift", {"order": "storage"}, "rows", 0.1),
+    ),
+    (
+        "masked-ppo-mask",
+        ("argmax-stored", {}, "episodes", 0.05),
+        ("action-out-of-range", {}, "episodes", 0.05),
+    ),
+    (
+        "masked-ppo-mask",
+        ("action-out-of-range", {}, "episodes", 0.2),
+        ("minibatch-permutation", {"block": 64}, "episodes", 0.2),
+    ),
+    (
+        "synthetic",
+        ("n-by-1-broadcast", {}, "episodes", 0.05),
+        ("logprob-transform", {"kind": "clamp"}, "episodes", 0.1),
+    ),
+    (
+        "torchrl",
+        ("argmax-stored", {"kind": "score"}, "episodes", 0.1),
+        ("sampled-twice", {}, "rows", 0.1),
+    ),
 ]
 
 

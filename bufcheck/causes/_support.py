@@ -31,6 +31,9 @@ SURE, EACH = 7.0, 0.02
 there are, the more of them several models fit that none of them made."""
 ROUNDS, FAR = 25, 2.0
 """Of dealing rows out; and the rows that all episodes together weigh, beside those of one."""
+WHOLE, SPARSE, UNUSUAL = 0.4, 0.4, -4.0
+"""The part of an episode that a bug has which hits whole ones; less than that part of it, where it has
+not; and the log of how likely that is."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ def _judged(case: Case, unexplained: Array) -> Support:
         return Support(member(case), model, model, {})
     told = likelihoods(case)[rows]
     episodes, episode = np.unique(case.of("episode")[rows], return_inverse=True)
-    mixed = partial(_mixed, told, episode.reshape(-1))
+    right = np.searchsorted(np.sort(case.scalars["episode"][case.telling]), [episodes, episodes + 1])
+    mixed = partial(_mixed, told, episode.reshape(-1), np.diff(right, axis=0)[0])
     active = _needed(mixed, len(rows))
     total, shares = mixed(active)
     model[rows] = active[shares.argmax(1)]
@@ -162,18 +166,33 @@ def _judged(case: Case, unexplained: Array) -> Support:
 Mixed = Callable[[Array], tuple[float, Array]]
 
 
-def _mixed(told: Array, episode: Array, active: Array) -> tuple[float, Array]:
+def _mixed(told: Array, episode: Array, right: Array, active: Array) -> tuple[float, Array]:
     """These models together, each row made by one of them, and those of an episode mostly by the same:
-    the log-likelihood, and [rows, models] the chance of each to have made a row."""
+    the log-likelihood, and [rows, models] the chance of each to have made a row. `right`: how many rows
+    of each episode tell that nothing happened to them."""
     told = told[:, active]
     shares = np.exp(told - log_sum(told)[:, None])
     for _ in range(ROUNDS):
-        near = np.stack([np.bincount(episode, share) for share in shares.T], 1)[episode] - shares
+        near = np.stack([np.bincount(episode, share) for share in shares.T], 1)[episode]
+        unusual = _unusual(near, shares, right[episode])
+        near -= shares  # a row is no witness of itself
         weights = (near + FAR * shares.mean(0)) / (near.sum(1, keepdims=True) + FAR)
-        joint = told + np.log(np.maximum(weights, 1e-12))
+        joint = told + np.log(np.maximum(weights, 1e-12)) + unusual
         likely = log_sum(joint)
         shares = np.exp(joint - likely[:, None])
     return float(likely.sum()), shares
+
+
+def _unusual(near: Array, shares: Array, right: Array) -> Array:
+    """What speaks against a model in an episode of which it has far less than it usually has: a bug
+    that hits whole ones does not make a single row."""
+    part = near / np.maximum(near + right[:, None], 1e-9)
+    found = np.zeros(near.shape)
+    for number, mine in enumerate(shares.argmax(1) == np.arange(near.shape[1])[:, None]):
+        usual = float(np.median(part[mine, number])) if mine.any() else 0.0
+        if usual >= WHOLE:
+            found[part[:, number] < SPARSE * usual, number] = UNUSUAL
+    return found
 
 
 def _needed(mixed: Mixed, rows: int) -> Array:
