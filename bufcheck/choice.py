@@ -126,26 +126,28 @@ def tested(case: Case, name: str, hypothesis: Hypothesis) -> Verdict:
     )
 
 
-def _judged(case: Case, verdict: Verdict, unexplained: Array) -> Array:
-    """The rows a hypothesis is judged by: what explains no index out of range says nothing of it."""
-    outside = (verdict.explained & unexplained & ~case.in_range).any()
-    return unexplained if outside else unexplained & case.in_range
+def _surprising(verdict: Verdict, rows: Array) -> tuple[float, int, float]:
+    """How surprising it is that a hypothesis explains so many of these rows; how many they are, and the
+    chance of each."""
+    chance, count = min(verdict.by_chance(rows), MOST_CHANCE), int(rows.sum())
+    return surprise(int((verdict.explained & rows).sum()), chance * count, count), count, chance
 
 
 def _best(case: Case, suspects: list[Suspect], unexplained: Array) -> Suspect | None:
     rated = []
     for suspect in suspects:
         verdict = suspect.verdict
-        judged = _judged(case, verdict, unexplained)
-        count, rows = int((verdict.explained & judged).sum()), int(judged.sum())
-        by_chance = (chance := min(verdict.by_chance(judged), MOST_CHANCE)) * rows
-        if surprise(count, by_chance, rows) < SURPRISE + math.log(len(suspects)):
+        # An index out of range may be a bug of its own, and says nothing of another one.
+        found, rows, chance = max(
+            _surprising(verdict, judged) for judged in (unexplained, unexplained & case.in_range)
+        )
+        if found < SURPRISE + math.log(len(suspects)):
             continue
         # Only what is not its own can be explained by accident. What a shuffle would take only where
         # nobody else explains it is no reason to prefer it.
         shuffled = suspect.rank == SHUFFLE
         claimed = claims(case, verdict._replace(copies=None) if shuffled else verdict, unexplained)
-        gained = (int(claimed.sum()) - by_chance) / (1 - chance)
+        gained = (int(claimed.sum()) - chance * rows) / (1 - chance)
         rated.append((gained * (1.0 if suspect.hypothesis.most == PROVEN else DOUBTED), suspect))
     return _most_specific(rated)
 

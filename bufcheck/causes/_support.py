@@ -196,18 +196,19 @@ def _unusual(near: Array, shares: Array, right: Array) -> Array:
 
 
 def _needed(mixed: Mixed, rows: int) -> Array:
-    """The fewest models that explain the rows about as well as all of them; of two that do, a bug, and
-    not just any other member."""
-    active = np.arange(len(MODELS))
-    while len(active) > 1:
-        total, _ = mixed(active)
-        rest = [active[active != number] for number in active]
-        likely = np.array([mixed(models)[0] for models in rest])
-        able = likely >= total - SURE - EACH * rows
-        if not able.any():
+    """The model that explains the rows best, and those that are needed beside it."""
+    every, worth = range(len(MODELS)), SURE + EACH * rows
+    active, total = np.zeros(0, np.int64), -np.inf
+    while more := [np.append(active, n) for n in every if n not in active]:
+        best = max(more, key=lambda models: mixed(models)[0])
+        if mixed(best)[0] < total + worth:
             break
-        last = active[-1] == MODELS.index("other") and able[-1]
-        active = rest[-1 if last else int(likely.argmax())]
+        active, total = best, mixed(best)[0]
+    # What was the best alone may be superfluous beside the others.
+    for number in active.tolist():
+        rest = active[active != number]
+        if len(rest) and mixed(rest)[0] >= mixed(active)[0] - worth:
+            active = rest
     return active
 
 
