@@ -44,9 +44,8 @@ def _vector(column: str, prefix: str) -> list[Fact]:
 
 def _ragged(column: str, prefix: str) -> list[Fact]:
     source = ((column,),)
-    # DuckDB hashes [5] and [0, 5] alike, so the length is hashed too.
     null = 1 << list(schema.load().columns).index(column)
-    hashed = f"CASE WHEN null_bits & {null} = 0 THEN hash(len({column}), {column}) END"
+    hashed = f"CASE WHEN null_bits & {null} = 0 THEN hash({prefix}_bytes) END"
     return [
         Fact(f"{prefix}_len", source, "INTEGER", f"{prefix}_len", f"how many entries {column} has"),
         Fact(f"{prefix}_hash", source, "UBIGINT", hashed, f"equal where {column} is, in order"),

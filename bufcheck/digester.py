@@ -71,7 +71,7 @@ class Digester:
                 if column.is_vector:
                     made |= self._of_vector(name, opened[name], flags)
                 else:
-                    made |= self._length(name, rows.column(name), opened[name])
+                    made |= self._of_list(name, rows.column(name), opened[name])
         made |= self._of_ragged(rows, opened, flags)
         made["null_bits"] = _null_bits(rows, opened)
         made["flags"] = np.zeros(count, np.uint32)
@@ -100,15 +100,17 @@ class Digester:
         lengths = vectors.as_arrow(rows.lengths.astype(np.int32), rows.null)
         return {f"{prefix}_len": lengths, f"{prefix}_bytes": vectors.as_bytes(rows)}
 
-    def _length(self, name: str, column: pa.Array, rows: Rows) -> dict[str, Any]:
+    def _of_list(self, name: str, column: pa.Array, rows: Rows) -> dict[str, Any]:
         import numpy as np
 
-        fact = f"{digest.PREFIX.get(name, name)}_len"
-        if fact not in self.facts:
-            return {}
-        # A row that holds a null has a length all the same.
-        null = vectors.as_numpy(column.is_null()) if column.null_count else None
-        return {fact: vectors.as_arrow(rows.lengths.astype(np.int32), null)}
+        prefix, made = digest.PREFIX.get(name, name), {}
+        if f"{prefix}_len" in self.facts:
+            # A row that holds a null has a length all the same.
+            null = vectors.as_numpy(column.is_null()) if column.null_count else None
+            made[f"{prefix}_len"] = vectors.as_arrow(rows.lengths.astype(np.int32), null)
+        if f"{prefix}_hash" in self.facts:
+            made[f"{prefix}_bytes"] = vectors.as_bytes(rows)
+        return made
 
     def _of_ragged(
         self, rows: pa.RecordBatch, opened: dict[str, Rows], flags: dict[str, Array]

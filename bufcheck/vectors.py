@@ -128,16 +128,17 @@ def count_true(flags: Array, offsets: Array) -> Array:
 
 
 def as_bytes(rows: Rows) -> pa.Array:
-    """Each row as one binary value, without a copy: what a hash is taken of."""
+    """Each row as one binary value, without a copy: what a hash is taken of. Null where it holds one."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(rows.values)
     count = len(rows.offsets) - 1
+    there = None if rows.null is None else pa.py_buffer(np.packbits(~rows.null, bitorder="little"))
     if rows.fixed and rows.width:  # one type for all batches, or DuckDB misreads the later ones
         kind = pa.binary(rows.width * values.itemsize)
-        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
+        return pa.Array.from_buffers(kind, count, [there, pa.py_buffer(values)])
     ends = pa.py_buffer((rows.offsets * values.itemsize).astype(np.int64))
-    return pa.Array.from_buffers(pa.large_binary(), count, [None, ends, pa.py_buffer(values)])
+    return pa.Array.from_buffers(pa.large_binary(), count, [there, ends, pa.py_buffer(values)])
 
 
 def nonfinite_and_zero(rows: Rows) -> tuple[Array, Array]:

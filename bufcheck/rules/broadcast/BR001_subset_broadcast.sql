@@ -18,15 +18,20 @@ least_rows = 4
 SELECT row_id, string_agg(DISTINCT what, '; ' ORDER BY what) AS what
 FROM (
     SELECT row_id, 'all ' || agents || ' agents of the step have this subset' AS what
-    FROM digest
-    JOIN steps USING (episode_id, timestep)
-    SEMI JOIN (
-        SELECT episode_id, timestep
+    FROM (
+        SELECT
+            row_id,
+            count(DISTINCT agent_id) OVER step + count(*) OVER step - count(agent_id) OVER step AS agents
         FROM digest
-        WHERE (SELECT surprise FROM sharing WHERE quantity = 'subset') > $surprise
-        GROUP BY episode_id, timestep
-        HAVING min(subset_hash) = max(subset_hash) AND count(subset_hash) = count(*)
-    ) USING (episode_id, timestep)
+        SEMI JOIN (
+            SELECT episode_id, timestep
+            FROM digest
+            WHERE (SELECT surprise FROM sharing WHERE quantity = 'subset') > $surprise
+            GROUP BY episode_id, timestep
+            HAVING min(subset_hash) = max(subset_hash) AND count(subset_hash) = count(*)
+        ) USING (episode_id, timestep)
+        WINDOW step AS (PARTITION BY episode_id, timestep)
+    )
     WHERE agents > 1
     UNION ALL
     SELECT

@@ -19,24 +19,29 @@ SELECT
     string_agg(DISTINCT what, '; ' ORDER BY what) AS what
 FROM (
     SELECT row_id, old_log_prob, 'the same at all ' || agents || ' agents of the step' AS what
-    FROM digest
-    JOIN steps USING (episode_id, timestep)
-    SEMI JOIN (
-        SELECT episode_id, timestep
+    FROM (
+        SELECT
+            row_id, old_log_prob, legal_actions, confirmed,
+            count(DISTINCT agent_id) OVER step + count(*) OVER step - count(agent_id) OVER step AS agents
         FROM digest
-        WHERE (SELECT surprise FROM sharing WHERE quantity = 'log-prob') > $surprise
-        GROUP BY episode_id, timestep
-        HAVING min(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
-            = max(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
-            AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1) > 1
-        AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1 AND old_log_prob IS NULL) = 0
-            AND NOT (
-                coalesce(min(state_hash) = max(state_hash), false) AND count(state_hash) = count(*)
-                AND coalesce(min(subset_hash) = max(subset_hash), true)
-                AND coalesce(min(action_index) = max(action_index), true)
-                AND coalesce(min(action_hash) = max(action_hash), true)
-            )
-    ) USING (episode_id, timestep)
+        SEMI JOIN (
+            SELECT episode_id, timestep
+            FROM digest
+            WHERE (SELECT surprise FROM sharing WHERE quantity = 'log-prob') > $surprise
+            GROUP BY episode_id, timestep
+            HAVING min(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
+                = max(old_log_prob) FILTER (WHERE legal_actions IS DISTINCT FROM 1)
+                AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1) > 1
+                AND count(*) FILTER (WHERE legal_actions IS DISTINCT FROM 1 AND old_log_prob IS NULL) = 0
+                AND NOT (
+                    coalesce(min(state_hash) = max(state_hash), false) AND count(state_hash) = count(*)
+                    AND coalesce(min(subset_hash) = max(subset_hash), true)
+                    AND coalesce(min(action_index) = max(action_index), true)
+                    AND coalesce(min(action_hash) = max(action_hash), true)
+                )
+        ) USING (episode_id, timestep)
+        WINDOW step AS (PARTITION BY episode_id, timestep)
+    )
     WHERE agents > 1 AND legal_actions IS DISTINCT FROM 1 AND confirmed IS NOT TRUE
     UNION ALL
     SELECT row_id, old_log_prob, 'the same in rows ' || first_row || ' to ' || last_row AS what

@@ -21,16 +21,21 @@ SELECT
     string_agg(DISTINCT what, '; ' ORDER BY what) AS what
 FROM (
     SELECT row_id, advantage, 'the same at all ' || agents || ' agents of the step' AS what
-    FROM digest
-    JOIN steps USING (episode_id, timestep)
-    SEMI JOIN (
-        SELECT episode_id, timestep
+    FROM (
+        SELECT
+            row_id, advantage,
+            count(DISTINCT agent_id) OVER step + count(*) OVER step - count(agent_id) OVER step AS agents
         FROM digest
-        WHERE (SELECT surprise FROM sharing WHERE quantity = 'advantage') > $surprise
-        GROUP BY episode_id, timestep
-        HAVING min(advantage) = max(advantage) AND min(advantage) <> 0
-            AND count(advantage) = count(*)
-    ) USING (episode_id, timestep)
+        SEMI JOIN (
+            SELECT episode_id, timestep
+            FROM digest
+            WHERE (SELECT surprise FROM sharing WHERE quantity = 'advantage') > $surprise
+            GROUP BY episode_id, timestep
+            HAVING min(advantage) = max(advantage) AND min(advantage) <> 0
+                AND count(advantage) = count(*)
+        ) USING (episode_id, timestep)
+        WINDOW step AS (PARTITION BY episode_id, timestep)
+    )
     WHERE agents > 1
     UNION ALL
     SELECT row_id, advantage, 'the same in rows ' || first_row || ' to ' || last_row AS what

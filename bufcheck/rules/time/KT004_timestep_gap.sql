@@ -12,11 +12,18 @@ remedy = "Find the missing shard, or cut the episode at the hole."
 message = "episode {episode_id} goes from step {before} to step {timestep}"
 */
 -- An episode may begin late or end unmarked (a rollout's edge); only a hole inside it is a gap.
-WITH broken AS (
+-- Where one agent has every step of its episode, as in nearly all, nothing is left to look at.
+WITH whole AS (
     SELECT episode_id
-    FROM steps
+    FROM episodes
     GROUP BY episode_id
-    HAVING max(timestep)::HUGEINT - min(timestep) + 1 > count(*)
+    HAVING max(last_step)::HUGEINT - min(first_step) + 1 = max(steps)
+),
+taken AS (
+    SELECT episode_id, timestep, min(row_id) AS first_row
+    FROM digest ANTI JOIN whole USING (episode_id)
+    WHERE episode_id IS NOT NULL AND timestep IS NOT NULL
+    GROUP BY episode_id, timestep
 ),
 ordered AS (
     SELECT
@@ -24,7 +31,7 @@ ordered AS (
         timestep,
         first_row,
         lag(timestep) OVER (PARTITION BY episode_id ORDER BY timestep) AS before
-    FROM steps SEMI JOIN broken USING (episode_id)
+    FROM taken
 )
 SELECT first_row AS row_id, episode_id, before, timestep
 FROM ordered

@@ -28,12 +28,15 @@ ordered AS (
     SELECT *, lag(timestep) OVER (PARTITION BY episode_id, agent_id ORDER BY timestep) AS before
     FROM agent_steps
 ),
+taken AS (
+    SELECT DISTINCT episode_id, timestep FROM digest SEMI JOIN holes USING (episode_id)
+),
 skipped AS (
     SELECT ordered.row_id, agent_id, before, ordered.timestep, count(*) AS missing
     FROM ordered
-    JOIN steps
-        ON steps.episode_id = ordered.episode_id
-        AND steps.timestep > before AND steps.timestep < ordered.timestep
+    JOIN taken
+        ON taken.episode_id = ordered.episode_id
+        AND taken.timestep > before AND taken.timestep < ordered.timestep
     WHERE ordered.timestep::HUGEINT - before > 1
     GROUP BY ALL
 ),

@@ -40,7 +40,7 @@ near AS MATERIALIZED (
         OR $unit_roundoff <= 1e-6
         AND (
             abs(old_log_prob + ln(legal_actions)) <= 1e-4
-            OR abs(old_log_prob + ln(CASE WHEN num_actions > 1 THEN num_actions ELSE legal_actions END)) <= 1e-4
+            OR num_actions > 1 AND num_actions <> legal_actions AND abs(old_log_prob + ln(num_actions)) <= 1e-4
         )
 ),
 counted AS (
