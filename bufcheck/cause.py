@@ -142,7 +142,7 @@ def predicting(
             told = _explains(case, explained, source)
             there = (there & ~(case.wrong & known)[source] | told) & (source >= 0)
             # Where it is known what it would have copied, and that is not what stands here, it was not.
-            plain = known & (case.wrong | case.telling)
+            plain = known & (case.wrong | case.telling & case.mostly_right)
             explained &= ~((source >= 0) & plain[source] & ~there)[case.at]
             # A copy of what is not known counts only for what nobody else explains.
             sound = there & known[source] | told

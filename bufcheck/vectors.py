@@ -128,7 +128,7 @@ def count_true(flags: Array, offsets: Array) -> Array:
 
 
 def as_bytes(rows: Rows) -> pa.Array:
-    """Each row as one binary value, without a copy: what a hash is taken of. Null where it holds one."""
+    """Each row as one binary value, without a copy, for a hash; null where it holds a null."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(rows.values)

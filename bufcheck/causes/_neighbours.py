@@ -10,6 +10,9 @@ from bufcheck.causes import _support
 from bufcheck.offer import pick
 from bufcheck.vectors import Array
 
+ENOUGH = 0.05
+"""Healthy rows that show what is usual, for every failing one: the last few are not like the others."""
+
 
 def where(steps: int) -> str:
     return f"{abs(steps)} step{'s' * (abs(steps) > 1)} {'later' if steps > 0 else 'earlier'}"
@@ -32,17 +35,8 @@ def same_action(case: Case, source: Array) -> Array:
     healthy rows show it: a policy may well do the same in two steps, or two agents in one."""
     if not case.facts.is_categorical:
         return np.zeros(len(case))
-    there = case.telling & (source >= 0) & _mostly_right(case)
+    there = case.telling & (source >= 0) & case.mostly_right
     there &= case.telling[source]
     alike = (case.all_actions == case.all_actions[source])[there]
-    usual = float(alike.mean()) if len(alike) >= LEAST else 0.0
+    usual = float(alike.mean()) if len(alike) >= max(LEAST, ENOUGH * len(case)) else 0.0
     return np.where(_support.member(case) >= 0, usual, 0.0)
-
-
-def _mostly_right(case: Case) -> Array:
-    """Rows of episodes that a bug did not hit, or only here and there: of one that was hit, the rows
-    that are still right are those that act like their neighbours."""
-    episode = np.unique(case.scalars["episode"], return_inverse=True)[1].reshape(-1)
-    right, wrong = np.bincount(episode, case.telling), np.bincount(episode, case.wrong)
-    found: Array = (right > wrong)[episode]
-    return found
