@@ -118,10 +118,9 @@ def predicting(
 
     Chance is how often it would fit another row's prediction, or that of `null`, a hypothesis of the
     same kind that is wrong for sure; at least `background`, and `habit`, the chance of each row that
-    healthy ones suggest. `copied`: which rows (failing or not) hold
-    what the bug would have copied there, from which row, and of which rows it is known what they held;
-    where the bug hit single rows, that is all that is left to see. What is as common among healthy rows
-    proves nothing.
+    healthy ones suggest. `copied`: which rows (failing or not) hold what the bug would have copied,
+    from which row, and of which rows it is known what they held; where the bug hit single rows, that is
+    all that is left to see. What is as common among healthy rows proves nothing.
     `edges`: failing rows that the bug would have hit, and for which there is nothing to predict from.
     `loosely`: where the prediction itself is rounded.
     """
@@ -139,7 +138,7 @@ def predicting(
         if copied is not None:
             there, source, known = copied(case)
             # Of a row that is wrong itself, its log-prob may tell what it held: what explains it.
-            told = _explains(case, explained, source)
+            told = _reached(case, explained, source, 1)
             there = (there & ~(case.wrong & known)[source] | told) & (source >= 0)
             # Where it is known what it would have copied, and that is not what stands here, it was not.
             plain = known & (case.wrong | case.telling & case.mostly_right)
@@ -152,7 +151,9 @@ def predicting(
                 explained = explained | held
                 usual = max(usual, common)
                 copies = there[case.at] & ~explained
-                chained = _chained(case, explained, source) & ~copies & ~known[source][case.at]
+                # Copied from a row that was hit as well, with nothing left to compare it with.
+                chained = _reached(case, explained, source, CHAIN) & ~known[source]
+                chained = chained[case.at] & ~explained & ~copies
         accident = np.stack([*ways, np.full(len(values), usual)]).astype(np.float64)
         chance = float(accident.mean(1).max()) if len(values) else usual
         lost = edges(case) if edges else np.zeros(len(values), bool)
@@ -167,22 +168,14 @@ def _usual(healthy: Array) -> float:
     return float(healthy.mean()) if len(healthy) >= LEAST else 1.0
 
 
-def _explains(case: Case, explained: Array, source: Array) -> Array:
-    """Failing rows that hold what the row they were copied from had, as its log-prob shows."""
+def _reached(case: Case, explained: Array, source: Array, links: int) -> Array:
+    """Failing rows that were copied from an explained one, or along a chain of so many copies."""
     hit = np.zeros(len(source), bool)
     hit[case.at] = explained
-    found: Array = case.wrong & (source >= 0) & hit[source]
+    found: Array = np.zeros(len(source), bool)
+    for _ in range(links):
+        found |= case.wrong & (source >= 0) & (hit | found)[source]
     return found
-
-
-def _chained(case: Case, explained: Array, source: Array) -> Array:
-    """Rows copied from one that was hit as well: nothing is left to compare them with."""
-    hit = np.zeros(len(source), bool)
-    hit[case.at] = explained
-    for _ in range(CHAIN):
-        hit |= case.wrong & (source >= 0) & hit[source]
-    chained: Array = hit[case.at] & ~explained
-    return chained
 
 
 # The collection

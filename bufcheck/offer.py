@@ -32,7 +32,6 @@ class Offer:
 
 def offers(rows: pa.RecordBatch, at: Array, policy: Mapping[str, Any], actions: int) -> Offer:
     """What these rows were offered, as the dump's policy says; a place −1 in `at` nothing."""
-
     some = rows.take(vectors.as_arrow(np.maximum(at, 0)))
     names, count = rows.schema.names, len(at)
     if policy["logits"] == "prefix" and "num_actions" in names:

@@ -205,10 +205,10 @@ def _needed(mixed: Mixed, rows: int) -> Array:
     every, worth = range(len(MODELS)), SURE + EACH * rows
     active, total = np.zeros(0, np.int64), -np.inf
     while more := [np.append(active, n) for n in every if n not in active]:
-        best = max(more, key=lambda models: mixed(models)[0])
-        if mixed(best)[0] < total + worth:
+        likely = [mixed(models)[0] for models in more]
+        if max(likely) < total + worth:
             break
-        active, total = best, mixed(best)[0]
+        active, total = more[int(np.argmax(likely))], max(likely)
     # What was the best alone may be superfluous beside the others.
     for number in active.tolist():
         rest = active[active != number]
