@@ -172,6 +172,8 @@ SHORTFALLS: dict[tuple[str, str], str] = {
     ("action-shifted", "rows"): LOST.format("action"),
     ("subset-shifted", "rows"): LOST.format("subset"),
     ("subset-broadcast", ""): "the other agents' subsets are stored nowhere else",
+    ("sampled-twice", "rows"): "under a nearly uniform policy, few draws are like any other action",
+    ("obs-norm-drift", "rows"): "a few rows fit the state of a neighbouring step as well",
 }
 """Why a fault may miss the limits, by name and unit; "" for every unit."""
 
