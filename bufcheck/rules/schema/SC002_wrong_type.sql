@@ -14,9 +14,9 @@ WITH usual AS (
     SELECT
         coalesce(
             $policy_state_size,
-            (SELECT state_len FROM digest GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1)
+            (SELECT state_len FROM digest WHERE state_len IS NOT NULL GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1)
         ) AS state_len,
-        (SELECT action_len FROM digest GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1) AS action_len
+        (SELECT action_len FROM digest WHERE action_len IS NOT NULL GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1) AS action_len
 ),
 judged AS (
     SELECT

@@ -13,15 +13,17 @@ message = "episode {episode_id} goes from step {before} to step {timestep}"
 */
 -- An episode may begin late or end unmarked (a rollout's edge); only a hole inside it is a gap.
 -- Where one agent has every step of its episode, as in nearly all, nothing is left to look at.
-WITH whole AS (
+WITH suspects AS (
     SELECT episode_id
     FROM episodes
     GROUP BY episode_id
-    HAVING max(last_step)::HUGEINT - min(first_step) + 1 = max(steps)
+    HAVING max(last_step)::HUGEINT - min(first_step) + 1 > max(steps)
+    UNION
+    SELECT episode_id FROM digest WHERE agent_id IS NULL
 ),
 taken AS (
     SELECT episode_id, timestep, min(row_id) AS first_row
-    FROM digest ANTI JOIN whole USING (episode_id)
+    FROM digest SEMI JOIN suspects USING (episode_id)
     WHERE episode_id IS NOT NULL AND timestep IS NOT NULL
     GROUP BY episode_id, timestep
 ),
