@@ -7,9 +7,9 @@ first_row = "the first of them"
 */
 -- In a dump stored in order, copies are neighbours: only an unsorted one needs every key grouped.
 WITH stored AS (
-    SELECT NOT coalesce(bool_or(key_order IS NULL OR key_order < 0), false) AS in_order
+    SELECT count(*) = 0 AS in_order
     FROM digest
-    WHERE row_id > (SELECT min(row_id) FROM digest)
+    WHERE (key_order IS NULL OR key_order < 0) AND row_id > (SELECT min(row_id) FROM digest)
 ),
 suspects AS (
     SELECT DISTINCT episode_id, timestep, agent_id FROM digest WHERE key_order = 0

@@ -43,5 +43,8 @@ grouped AS (
     WHERE episode_id IS NOT NULL AND timestep IS NOT NULL AND agent_id IS NOT NULL
     GROUP BY episode_id, agent_id
 )
-SELECT grouped.*, (grouped.rows - coalesce(surplus.copies, 0))::BIGINT AS steps
+SELECT
+    episode_id, agent_id, grouped.rows, first_row, first_step, last_step, first_done, ending, reward_sum,
+    version_min, version_max, state_constant, advantage_constant,
+    (grouped.rows - coalesce(surplus.copies, 0))::BIGINT AS steps
 FROM grouped LEFT JOIN surplus USING (episode_id, agent_id)

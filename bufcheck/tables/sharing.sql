@@ -8,7 +8,7 @@ surprise = "-ln of the chance of so many (Chernoff bound of the Poisson tail); 0
 */
 -- Chance is measured on the dump itself: how often rows drawn at random coincide. Of a dump of over
 -- 100,000 rows a sample of rows, and of steps, is enough for that.
-WITH sampled AS (
+WITH sampled AS MATERIALIZED (
     SELECT state_hash, subset_hash, old_log_prob, advantage, legal_actions
     FROM digest
     WHERE hash(row_id) <= $sample_below

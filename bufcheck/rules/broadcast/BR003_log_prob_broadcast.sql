@@ -49,7 +49,7 @@ FROM (
         SELECT unnest(generate_series(first_row, last_row)) AS row_id, first_row, last_row
         FROM runs
         WHERE quantity = 'log-prob' AND length >= $least_rows AND surprise > $surprise
-    ) JOIN digest USING (row_id)
+    ) LEFT JOIN digest USING (row_id)  -- or every row would be asked first whether it is confirmed
     WHERE confirmed IS NOT TRUE
 )
 GROUP BY row_id

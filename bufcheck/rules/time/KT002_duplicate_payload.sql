@@ -28,12 +28,17 @@ WITH payloads AS NOT MATERIALIZED (
     FROM digest
     WHERE state_hash IS NOT NULL AND isfinite(old_log_prob)
 ),
+recurring AS (
+    SELECT state_hash FROM digest WHERE state_hash <= $sample_below GROUP BY state_hash HAVING count(*) > 1
+),
 meetings AS (
-    SELECT *, row_number() OVER met AS meeting, lag(payload) OVER met AS payload_before,
+    SELECT
+        payload,
+        row_number() OVER met AS meeting,
+        lag(payload) OVER met AS payload_before,
         lag(chance) OVER met AS chance_before,
         lag(episode_id) OVER met = episode_id AND lag(timestep) OVER met = timestep AS same_key
-    FROM payloads
-    WHERE state_hash <= $sample_below
+    FROM payloads SEMI JOIN recurring USING (state_hash)
     WINDOW met AS (PARTITION BY agent_id, state_hash ORDER BY row_id)
 ),
 tested AS (

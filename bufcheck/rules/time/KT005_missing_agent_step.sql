@@ -25,7 +25,12 @@ agent_steps AS (
     GROUP BY ALL
 ),
 ordered AS (
-    SELECT *, lag(timestep) OVER (PARTITION BY episode_id, agent_id ORDER BY timestep) AS before
+    SELECT
+        row_id,
+        episode_id,
+        agent_id,
+        timestep,
+        lag(timestep) OVER (PARTITION BY episode_id, agent_id ORDER BY timestep) AS before
     FROM agent_steps
 ),
 taken AS (

@@ -16,4 +16,4 @@ SELECT
     last_step,
     CASE WHEN terminated THEN 'terminated' ELSE 'truncated' END AS mark
 FROM digest JOIN episodes USING (episode_id, agent_id)
-WHERE (terminated OR truncated) AND timestep < last_step
+WHERE first_done < last_step AND (terminated OR truncated) AND timestep < last_step

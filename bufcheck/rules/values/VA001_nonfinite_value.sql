@@ -13,6 +13,7 @@ message = "{what}"
 */
 -- bootstrap_value counts only where it is read: on truncated rows, and on the last stored row of an
 -- (episode, agent) that is not terminated. A logit may be -infinity: that is how masks are written.
+-- NaN counts as greater than infinity; and a comparison DuckDB can settle by a column's largest value.
 WITH suspects AS (
     SELECT row_id, episode_id, agent_id, timestep, bootstrap_value, terminated, truncated
     FROM digest
@@ -42,13 +43,13 @@ judged AS (
             CASE WHEN logits_nonfinite THEN 'a logit is NaN or +infinity' END
         ) AS what
     FROM digest
-    WHERE NOT isfinite(old_log_prob)
-        OR NOT isfinite(new_log_prob)
-        OR NOT isfinite(reward)
-        OR NOT isfinite(value)
-        OR NOT isfinite(advantage)
-        OR NOT isfinite("return")
-        OR NOT isfinite(entropy)
+    WHERE abs(old_log_prob) >= 'infinity'
+        OR abs(new_log_prob) >= 'infinity'
+        OR abs(reward) >= 'infinity'
+        OR abs(value) >= 'infinity'
+        OR abs(advantage) >= 'infinity'
+        OR abs("return") >= 'infinity'
+        OR abs(entropy) >= 'infinity'
         OR state_nonfinite
         OR action_nonfinite
         OR action_mean_nonfinite
@@ -64,5 +65,5 @@ bootstrap AS (
     END
 )
 SELECT row_id, string_agg(what, ', ' ORDER BY what DESC) AS what
-FROM (SELECT * FROM judged UNION ALL SELECT * FROM bootstrap)
+FROM (SELECT row_id, what FROM judged UNION ALL SELECT row_id, what FROM bootstrap)
 GROUP BY row_id
