@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -14,8 +14,15 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
-    """Reads ahead on a thread of its own, so that decoding overlaps with what follows."""
+def prefetch(items: Iterable[T], depth: int = 3) -> Generator[T, None, None]:
+    """Reads ahead on a thread of its own, from now on, so that decoding overlaps with what follows."""
+    reading = _prefetch(items, depth)
+    next(reading)
+    return reading
+
+
+def _prefetch(items: Iterable[T], depth: int) -> Generator[Any, None, None]:
+    """Gives None first: it has begun, and whoever drops it now ends the thread."""
     ahead: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
     stopped = threading.Event()
 
@@ -38,6 +45,7 @@ def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     try:
+        yield None
         while True:
             more, item = ahead.get()
             if more:
@@ -48,7 +56,8 @@ def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
                 raise item
     finally:
         stopped.set()
-        thread.join()
+        if threading.current_thread() is not thread:  # it may be the garbage collector's turn there
+            thread.join()
 
 
 def later(work: Callable[..., T], *arguments: Any) -> Future[T]:

@@ -26,7 +26,7 @@ from bufcheck.whole_file import refuse, sync, whole_files
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from bufcheck.pipeline import Job, Progress
+    from bufcheck.reading import Job, Progress
     from bufcheck.rule import Outcome, Rule
 
 Stage = Callable[[str], "Progress | None"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-    from bufcheck.pipeline import Job
+    from bufcheck.reading import Job
 
 
 class Connection:

@@ -12,9 +12,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bufcheck import description, digest, settings
+from bufcheck import description, digest
 from bufcheck.replayer import PREFIX, SCORED
 from bufcheck.sql import fill_in, literal, table_sql, tables_named_in, words_of
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from bufcheck.vectors import Array
 
 T = TypeVar("T")
-MEMORY_LIMIT = "350MB"
+MEMORY_LIMIT = "320MB"
 _TYPES = {
     str: "VARCHAR",
     bool: "BOOLEAN",
@@ -41,19 +42,25 @@ _GIVEN = {"digest", "columns", "files", "metadata", "findings", "samples", "repl
 
 class Database:
     def __init__(self, memory_limit: str = MEMORY_LIMIT) -> None:
-        import duckdb
-
+        self._memory_limit = memory_limit
         self._folder = tempfile.mkdtemp(prefix="bufcheck-")
         self._made = set(_GIVEN)
         self._stuck = False
         self._worker = ThreadPoolExecutor(1)
         self._view: dict[str, str] = {}
+        self._agents = 0
         self.settings: dict[str, Any] = {}
         """The one row of `metadata`; SQL names its entries as $entry."""
-        self.connection: duckdb.DuckDBPyConnection = duckdb.connect(
+
+    @cached_property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """Opened by whoever needs it first: DuckDB takes its time to import."""
+        import duckdb
+
+        connection = duckdb.connect(
             ":memory:",
             config={
-                "memory_limit": memory_limit,
+                "memory_limit": self._memory_limit,
                 "temp_directory": self._folder,
                 "preserve_insertion_order": False,
                 "autoinstall_known_extensions": False,
@@ -62,13 +69,14 @@ class Database:
             },
         )
         # Not at connect: that would forbid naming the folder to spill to. It cannot be undone.
-        self.connection.execute("SET enable_external_access = false")
+        connection.execute("SET enable_external_access = false")
+        return connection
 
     def __enter__(self) -> Database:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._stuck:
+        if not self._stuck and "connection" in vars(self):
             self.connection.close()
         self._worker.shutdown(wait=not self._stuck)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -85,13 +93,14 @@ class Database:
     def tell(self, name: str, rows: list[dict[str, Any]], types: dict[str, str]) -> None:
         """CREATE TABLE name of a few rows, given as they are."""
         kind = ", ".join(f'"{column}" {sql}' for column, sql in types.items())
-        self.connection.execute(
-            f"CREATE TABLE {name} AS SELECT unnest(?::STRUCT({kind})[], recursive := true)", [rows]
-        )
+        sql = f"CREATE TABLE {name} AS SELECT unnest(?::STRUCT({kind})[], recursive := true)"
+        self._interruptible(lambda: self.connection.execute(sql, [rows]))
 
     def name_agents(self, names: Iterable[str]) -> None:
         """Makes the type of `agent_id`, in the order of the names, which is the order of texts."""
-        listed = ", ".join(literal(name) for name in sorted(names))
+        names = sorted(names)
+        self._agents = len(names)
+        listed = ", ".join(literal(name) for name in names)
         self.execute(f"CREATE TYPE {digest.AGENT_TYPE} AS ENUM ({listed})")
 
     def load_digest(
@@ -106,8 +115,10 @@ class Database:
         """The view `digest`: what could be stored, with NULLs for the rest."""
         # One thread decodes, one digests and stores: a second one here only gets in their way.
         self.execute("SET threads = 1")
-        scored = [PREFIX + column.name for column in SCORED] if replayed else []
-        self.load("digested", rows, digest.stored_select(columns, facts, [*own, *scored]))
+        as_they_are = [digest.own_name(name) for name in own]
+        if replayed:
+            as_they_are += [PREFIX + column.name for column in SCORED]
+        self.load("digested", rows, digest.stored_select(columns, facts, as_they_are, self._agents))
         self.execute("RESET threads")
         self._view = digest.view_columns(columns, facts, own)
         self._show_digest()
@@ -120,13 +131,10 @@ class Database:
         listed = ", ".join(f'{sql} AS "{name}"' for name, sql in shown.items())
         return f"SELECT {listed} FROM digested"
 
-    def describe(
-        self, dump: Dump, rows: int, tolerance: float | None, replay_lacks: str | None
-    ) -> None:
+    def describe(self, dump: Dump) -> None:
         """Makes the tables that say what the dump is: `files`, `columns`, `metadata`, `findings`."""
         self.tell("files", list(description.files(dump)), description.FILES)
         self.tell("columns", list(description.columns(dump)), description.COLUMNS)
-        self.settings = settings.of_dump(dump, rows, tolerance, replay_lacks)
         told = {**self.settings, "sample_below": str(self.settings["sample_below"])}
         self.tell("metadata", [told], {name: _TYPES[type(value)] for name, value in told.items()})
         self.execute(

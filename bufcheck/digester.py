@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,18 @@ class Digester:
     facts: frozenset[str]
     own: frozenset[str] = frozenset()
     """Columns outside the schema, and vectors, that some rule reads as they are."""
+    agents: Sequence[str] = ()
+    """Every agent of the dump, in order."""
     file: int = -1
     row: int = -1
-    key: tuple[Any, Any, Any] | None = None
+    key: tuple[int, ...] | None = None
+    """The last row's; None where a part of it is null."""
     before: dict[str, Array] = field(default_factory=dict)
     """The last row of each column that neighbours are compared in."""
+
+    @cached_property
+    def codes(self) -> dict[str | None, int]:
+        return {None: 0, **{name: code for code, name in enumerate(self.agents, 1)}}
 
     @cached_property
     def lists(self) -> set[str]:
@@ -51,14 +59,16 @@ class Digester:
         self.file, self.row = batch.file, batch.first_row + count - 1
         made: dict[str, Any] = {"row_id": np.arange(batch.first_row, batch.first_row + count)}
         flags: dict[str, Array] = {}
+        if "agent_id" in rows.schema.names:
+            made["agent_code"] = self._agent_code(rows.column("agent_id"))
         if "key_order" in self.facts:
-            made["key_order"] = self._key_order(rows)
+            made["key_order"] = self._key_order(rows, made.get("agent_code"))
         opened: dict[str, Rows] = {}
         for name in rows.schema.names:
             column = schema.load().columns.get(name)
             if column is None:
                 if name in self.own:
-                    made[name] = rows.column(name)
+                    made[digest.own_name(name)] = rows.column(name)
             elif name in digest.FLAGS:
                 flags[name] = vectors.as_numpy(rows.column(name), 0)
             elif column.is_scalar:
@@ -149,36 +159,37 @@ class Digester:
                 del self.before[name]
         return found
 
-    def _key_order(self, rows: pa.RecordBatch) -> pa.Array:
+    def _agent_code(self, agents: pa.Array) -> Array:
+        """The place of each row's agent among all of them, from 1; 0 where it is null."""
+        import numpy as np
+
+        codes = np.array([self.codes[word] for word in agents.dictionary.to_pylist()] or [0], np.int64)
+        found: Array = codes[vectors.as_numpy(agents.indices, 0)]
+        if agents.null_count:
+            found[vectors.as_numpy(agents.is_null())] = 0
+        return found
+
+    def _key_order(self, rows: pa.RecordBatch, agent: Array | None) -> pa.Array:
         """-1, 0 or 1: how a row's key compares with the key of the row read before it."""
         import numpy as np
         import pyarrow as pa
 
         names = schema.load().key_columns
-        if not set(names) <= set(rows.schema.names):
+        if agent is None or not set(names) <= set(rows.schema.names):
             return pa.nulls(rows.num_rows, pa.int8())
-        episode, step, agent = (rows.column(name) for name in names)
-        words = agent.dictionary.to_pylist()
-        before = self.key or (None, None, None)
-        rank = {word: i for i, word in enumerate(sorted({*words, before[2]} - {None}))}
-        ranks = np.array([rank.get(word, 0) for word in words] or [0], np.int64)
-        numbers = [vectors.as_numpy(column, 0) for column in (episode, step, agent.indices)]
-        numbers[2] = ranks[numbers[2]]
+        unknown = agent == 0
+        columns = [rows.column(name) for name in names[:2]]
+        for column in columns:
+            if column.null_count:
+                unknown |= vectors.as_numpy(column.is_null())
+        numbers = [*(vectors.as_numpy(column, 0) for column in columns), agent]
         order = np.empty(rows.num_rows, np.int8)
         order[1:] = vectors.compare_neighbours(numbers)
-        unknown = np.zeros(rows.num_rows, bool)
-        for column in (episode, step, agent):
-            if column.null_count:
-                null = vectors.as_numpy(column.is_null())
-                unknown |= null
-                unknown[1:] |= null[:-1]
-        if None in before:
-            unknown[0] = True
-        else:
-            first = (int(numbers[0][0]), int(numbers[1][0]), agent[0].as_py() or "")
-            order[0] = (first > before) - (first < before)
-        self.key = (episode[-1].as_py(), step[-1].as_py(), agent[-1].as_py())
-        return vectors.as_arrow(order, unknown)
+        first, last = (tuple(int(column[i]) for column in numbers) for i in (0, -1))
+        order[0] = (first > self.key) - (first < self.key) if self.key else 0
+        before = np.concatenate([[self.key is None], unknown[:-1]])
+        self.key = None if unknown[-1] else last
+        return vectors.as_arrow(order, unknown | before)
 
 
 def _null_bits(rows: pa.RecordBatch, opened: dict[str, Rows]) -> Array:

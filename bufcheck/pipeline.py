@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bufcheck import actor, cause, digest, findings, replayer, report, sampling, schema, settings
+from bufcheck import actor, cause, findings, reading, replayer, report, sampling, settings
 from bufcheck import rule as rules
-from bufcheck.ahead import later, prefetch
+from bufcheck.ahead import later
 from bufcheck.config import Config
 from bufcheck.database import Database
 from bufcheck.diagnosis import diagnose
-from bufcheck.digester import Digester
-from bufcheck.dump import Batch, Dump, open_dump
+from bufcheck.dump import Dump, open_dump
 from bufcheck.errors import UsageError
-from bufcheck.format import VERIFIED, Ranges
 from bufcheck.given import given_as
+from bufcheck.reading import Job, Progress
 from bufcheck.replayer import Replayer
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    import pyarrow as pa
-
     from bufcheck.confidence import Diagnosis
     from bufcheck.rule import Outcome, Rule
-
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
-KEYS = ("episode_id", "timestep", "agent_id", "old_log_prob")
-"""Always read: what every finding is told with."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +44,6 @@ class Options:
     device: str = "cpu"
     batch_size: int = replayer.BATCH_ROWS
     config: Config = field(default_factory=Config)
-
-
-@dataclass
-class Job:
-    """An opened dump, and what is to be done with it."""
-
-    dump: Dump
-    chosen: list[Rule]
-    without: frozenset[str]
-    """Causes that are not looked for."""
-    ranges: list[Ranges] | None
-    lacking: str | None
-    """Why nothing can be replayed, if so."""
-    replay: Replayer | None
-    tolerance: float | None
-    agents: Future[set[str]]
-    progress: Progress | None = None
-
-    @property
-    def rows(self) -> int:
-        return _rows(self.dump, self.ranges)
 
 
 def validate(
@@ -123,8 +91,6 @@ def load(database: Database, job: Job, also: Set[str] = frozenset()) -> set[str]
 
     Returns the columns that were read.
     """
-    database.describe(job.dump, job.rows, job.tolerance, job.lacking)
-    database.name_agents(job.agents.result())
     columns = _load(database, job, also)
     if job.replay:
         _refuse_strangers(job.replay, job.dump, job.rows)
@@ -134,9 +100,8 @@ def load(database: Database, job: Job, also: Set[str] = frozenset()) -> set[str]
 def load_words(database: Database, job: Job, words: set[str], *, replayed: bool) -> None:
     """Fills the tables with what SQL with these words needs, and no rule."""
     job = job if replayed else replace(job, replay=None, lacking="an actor: --actor")
-    database.describe(job.dump, job.rows, job.tolerance, job.lacking)
-    database.name_agents(job.agents.result())
-    _digest(database, job, words)
+    database.settings = job.settings
+    _read(database, job, words)
     if job.replay:
         database.make_replay(job.replay.actors.used)
         _refuse_strangers(job.replay, job.dump, job.rows)
@@ -191,19 +156,35 @@ def _replay(dump: Dump, actors: actor.Actors, options: Options) -> Replayer:
 def _load(database: Database, job: Job, also: Set[str]) -> set[str]:
     """Fills `digest` with what the rules that can run ask for; returns the columns that were read."""
     dump, replay = job.dump, job.replay
+    database.settings = job.settings
     runnable = [rule for rule in job.chosen if rules.why_not(rule, dump, database.settings) is None]
     # A replay has the states at hand anyway: what may be wanted later is then cheaper to take now.
     closer = _words(runnable, on_demand=True) | also
     words = closer if replay else _words(runnable, on_demand=False) | also
-    columns = _digest(database, job, words)
+    columns = _read(database, job, words)
     if closer - words and any(_has_rows(database, rule.on_demand) for rule in runnable):
         database.forget()
-        columns = _digest(database, job, closer)
+        again = reading.begin(job, closer)
+        reading.store(database, job, again)
+        columns = set(again.columns)
     database.make_samples(dump, columns)
     if replay:
         database.make_replay(replay.actors.used)
     database.lock()
     return columns
+
+
+def _read(database: Database, job: Job, words: set[str]) -> set[str]:
+    """One pass for SQL with these words, while the dump is described; returns the columns read."""
+    under_way = reading.begin(job, words)
+    try:
+        database.describe(job.dump)
+        database.name_agents(job.agents.result())
+    except BaseException:
+        under_way.batches.close()
+        raise
+    reading.store(database, job, under_way)
+    return set(under_way.columns)
 
 
 def _agents(dump: Dump) -> set[str]:
@@ -220,70 +201,3 @@ def _has_rows(database: Database, table: str | None) -> bool:
     if table is None:
         return False
     return bool(database.rows(database.prepared(f"SELECT 1 FROM {table} LIMIT 1")))
-
-
-def _digest(database: Database, job: Job, words: set[str]) -> set[str]:
-    """One pass over the dump, for what SQL with these words needs."""
-    import duckdb
-    import pyarrow as pa
-
-    dump, replay, ranges, progress = job.dump, job.replay, job.ranges, job.progress
-    if replay:
-        replay.missing.clear()  # of an earlier pass
-    facts = digest.facts_used(words)
-    own = frozenset(n for n in _own(dump) if n in words) | _vectors_kept(words)
-    needed = {n for n in digest.columns_used(words) | set(KEYS) | own if dump.has(n)}
-    if replay:
-        needed |= set(replay.columns) | {n for n in ("timestep", "num_actions") if dump.has(n)}
-    # Reading a page verifies its checksum, so a whole check reads the columns no rule needs too.
-    whole = dump.integrity == VERIFIED and needed >= {n for n in dump.columns if dump.has(n)} - _own(
-        dump
-    )
-    read = [n for n in dump.columns if n in needed or (whole and dump.has(n))]
-    failure: list[BaseException] = []
-
-    def stream() -> Iterator[pa.RecordBatch]:
-        try:
-            digester = Digester(dump, facts, own)
-            for batch, scored in _scored(prefetch(dump.batches(read, ranges)), replay):
-                yield digester.digest(batch, scored)
-                if progress:
-                    progress(batch.rows.num_rows, job.rows)
-        except BaseException as error:
-            failure.append(error)
-            raise
-
-    batches = stream()
-    first = next(batches)
-    reader = pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
-    try:
-        database.load_digest(reader, needed, facts, sorted(own), replayed=replay is not None)
-    except duckdb.Error:
-        if failure:
-            raise failure[0] from None  # DuckDB words it as its own; the cause is ours
-        raise
-    return set(read)
-
-
-def _scored(
-    batches: Iterable[Batch], replay: Replayer | None
-) -> Iterator[tuple[Batch, dict[str, pa.Array]]]:
-    if replay is None:
-        return ((batch, {}) for batch in batches if batch.rows.num_rows)
-    return replayer.scored_batches(batches, replay)
-
-
-def _rows(dump: Dump, ranges: list[Ranges] | None) -> int:
-    return dump.rows if ranges is None else sum(b - a for file in ranges for a, b in file)
-
-
-def _vectors_kept(words: set[str]) -> set[str]:
-    return {
-        c.name
-        for c in schema.load().columns.values()
-        if f"samples.{c.name}" in words and not c.is_scalar
-    }
-
-
-def _own(dump: Dump) -> set[str]:
-    return {name for name in dump.columns if name not in schema.load().columns}

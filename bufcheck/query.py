@@ -16,7 +16,7 @@ from bufcheck.views import Views
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from bufcheck.pipeline import Job
+    from bufcheck.reading import Job
 
 MEMORY = 2 << 30
 TIMEOUT = 300.0

@@ -21,8 +21,6 @@ class Rows(NamedTuple):
     """Rows that are null or hold a null; None where there are none."""
     width: int | None = None
     """The length every row has; None where they differ."""
-    fixed: bool = False
-    """Whether the column's type says so, in every batch."""
 
     @property
     def present(self) -> Array | bool:
@@ -55,8 +53,7 @@ def open_rows(array: pa.Array) -> Rows:
     if child.null_count:
         holes = count_true(as_numpy(child.is_null()), offsets) > 0
         null = holes if null is None else null | holes
-    fixed = pa.types.is_fixed_size_list(array.type)
-    return Rows(as_numpy(child, 0), offsets, null, width, fixed)
+    return Rows(as_numpy(child, 0), offsets, null, width)
 
 
 def lengths_of(array: pa.Array) -> Array:
@@ -128,17 +125,17 @@ def count_true(flags: Array, offsets: Array) -> Array:
 
 
 def as_bytes(rows: Rows) -> pa.Array:
-    """Each row as one binary value, without a copy, for a hash; null where it holds a null."""
+    """Each row as one binary value, without a copy, for a hash; null where it holds a null.
+
+    With offsets, also where all are equally long: DuckDB copies what has a fixed size.
+    """
     import pyarrow as pa
 
     values = np.ascontiguousarray(rows.values)
-    count = len(rows.offsets) - 1
     there = None if rows.null is None else pa.py_buffer(np.packbits(~rows.null, bitorder="little"))
-    if rows.fixed and rows.width:  # one type for all batches, or DuckDB misreads the later ones
-        kind = pa.binary(rows.width * values.itemsize)
-        return pa.Array.from_buffers(kind, count, [there, pa.py_buffer(values)])
-    ends = pa.py_buffer((rows.offsets * values.itemsize).astype(np.int64))
-    return pa.Array.from_buffers(pa.large_binary(), count, [there, ends, pa.py_buffer(values)])
+    ends = pa.py_buffer(rows.offsets * values.itemsize)
+    buffers = [there, ends, pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.large_binary(), len(rows.offsets) - 1, buffers)
 
 
 def nonfinite_and_zero(rows: Rows) -> tuple[Array, Array]:
@@ -218,15 +215,16 @@ def has_duplicate(rows: Rows) -> Array:
     """Which rows name a value twice."""
     lengths, count = rows.lengths, len(rows.offsets) - 1
     found = np.zeros(count, bool)
-    filled = np.flatnonzero(lengths)
-    if not len(filled):
+    if not len(rows.values):
         return found
-    # One bit per id, folded to 64: a row with as many bits as ids names none twice.
+    # Powers of two, of ids folded to 64: a sum has as many bits as summands where none stands twice.
     bits = rows.values.astype(np.uint64)
     bits &= np.uint64(63)
     np.left_shift(np.uint64(1), bits, out=bits)  # in place: another array would be fresh memory
-    seen = np.bitwise_count(np.bitwise_or.reduceat(bits, rows.offsets[filled]))
-    maybe = filled[seen < lengths[filled]]
+    np.cumsum(bits, out=bits)
+    upto = bits[rows.offsets - 1]
+    upto[rows.offsets == 0] = 0
+    maybe = np.flatnonzero(np.bitwise_count(upto[1:] - upto[:-1]) < lengths)
     if len(maybe):
         sizes = lengths[maybe]
         ends = np.cumsum(sizes)

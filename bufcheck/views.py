@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bufcheck import description, digest, findings, pipeline, schema, settings, sql, statement
+from bufcheck import description, digest, findings, pipeline, reading, schema, settings, sql, statement
 from bufcheck import rule as rules
 from bufcheck.database import Database
 from bufcheck.replayer import SCORED
@@ -51,7 +51,7 @@ DIGESTED, REPLAY, CHECK = range(3)
 class Views:
     """The views of one dump."""
 
-    def __init__(self, job: pipeline.Job) -> None:
+    def __init__(self, job: reading.Job) -> None:
         self.job = job
         self._database: Database | None = None
         self._outdated: list[Database] = []
@@ -107,7 +107,7 @@ class Views:
     def _matters(self) -> set[str]:
         """The words that say what must be read; others are aliases and SQL's own."""
         reads = (sql.table_header(name).get("reads", {}) for name in sql.table_names())
-        known = set(digest.view_columns(set(), frozenset(), ())) - {ROW_ID, *pipeline.KEYS}
+        known = set(digest.view_columns(set(), frozenset(), ())) - {ROW_ID, *reading.KEYS}
         return known | self._own | {column for each in reads for column in each}
 
     @property

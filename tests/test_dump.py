@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from conftest import HEALTHY, bufcheck, failing, refused
 
 import bufcheck as library
 from bufcheck import pipeline
+from bufcheck.ahead import prefetch
 from bufcheck.config import Config
 from bufcheck.convert import convert
 from bufcheck.dump import open_dump
+from bufcheck.formats import parquet
 
 ROWS = 354
 
@@ -242,3 +246,28 @@ def test_python_api(tmp_path: Path) -> None:
     assert library.open_dump(str(HEALTHY)).rows == ROWS
     with pytest.raises(library.ReadError, match="no such file"):
         library.validate("nowhere.parquet")
+
+
+def test_batches_are_small_also_where_the_file_is_smaller_still(tmp_path: Path) -> None:
+    """One-hot states take next to nothing in a file."""
+    rows, width = 20_000, 1024
+    table = pq.read_table(HEALTHY).slice(0, 1)
+    table = pa.concat_tables([table] * rows).combine_chunks()
+    states = np.tile(np.eye(1, width, dtype=np.float32).ravel(), rows)
+    place = table.schema.get_field_index("state_embed")
+    column = pa.FixedSizeListArray.from_arrays(states, width)
+    pq.write_table(table.set_column(place, "state_embed", column), tmp_path / "one-hot.parquet")
+    assert (tmp_path / "one-hot.parquet").stat().st_size < parquet.BATCH_BYTES
+    read = list(open_dump([str(tmp_path / "one-hot.parquet")]).batches(["state_embed"]))
+    assert sum(batch.rows.num_rows for batch in read) == rows
+    assert max(batch.rows.nbytes for batch in read) < 1.5 * parquet.BATCH_BYTES
+
+
+def test_whoever_stops_reading_ahead_leaves_no_thread() -> None:
+    before = threading.active_count()
+    begun = prefetch(itertools.count(), depth=2)
+    assert next(begun) == 0
+    never_asked = prefetch(itertools.count(), depth=2)
+    assert threading.active_count() == before + 2
+    del begun, never_asked
+    assert threading.active_count() == before

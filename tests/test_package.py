@@ -37,7 +37,7 @@ ORDER = [
     ["case"],
     ["cause", "database"],
     ["rule", "undecidable", "choice"],
-    ["findings", "metrics", "confidence", "attribution"],
+    ["findings", "metrics", "confidence", "attribution", "reading"],
     ["diagnosis"],
     ["output", "report"],
     ["pipeline", "convert", "removal", "repair", "manifest"],

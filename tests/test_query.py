@@ -297,6 +297,19 @@ def test_odd_columns_of_ones_own(tmp_path: Path) -> None:
     assert list(row.values()) == [[0.5, None], {"h": 0.5}, "1.25", "a", 0]
 
 
+@pytest.mark.parametrize("name", ["agent_code", "flags", "null_bits", "Flags"])
+def test_a_column_of_ones_own_hides_none_of_ours(name: str, tmp_path: Path) -> None:
+    table = pq.read_table(HEALTHY)
+    pq.write_table(table.append_column(name, pa.array([2] * table.num_rows)), tmp_path / "own.parquet")
+
+    def asked(path: Path, own: str) -> object:
+        sql = f"SELECT agent_id, state_zero, nulls, terminated, {own} AS own FROM digest ORDER BY ALL"
+        with query.Session(pipeline.opened([str(path)], pipeline.Options())) as session:
+            return session.ask(sql).read_all().to_pydict()
+
+    assert asked(tmp_path / "own.parquet", name) == asked(HEALTHY, "2::BIGINT")
+
+
 def test_a_failure_is_told_once(healthy: Path) -> None:
     job = pipeline.opened([str(healthy)], pipeline.Options())
     job.agents.result()

@@ -13,10 +13,13 @@ import time
 from pathlib import Path
 
 import jsonschema
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import FIXTURES, HEALTHY, ROOT, bufcheck, failing, refused
 
+from bufcheck import digest
 from bufcheck import rule as rules
 
 BROKEN = sorted((FIXTURES / "broken").glob("*.parquet"))
@@ -180,6 +183,22 @@ def test_sample_reads_whole_episodes_and_never_passes() -> None:
     assert ran.report["verdict"] == "unverified"
     assert any("sample" in reason for reason in ran.report["unverified"])
     assert failing(ran.report) == {}, "whole episodes have no gaps"
+
+
+@pytest.mark.parametrize("agents", [digest.FEW_AGENTS, digest.FEW_AGENTS + 1])
+def test_agents_keep_their_names_however_many_there_are(agents: int, tmp_path: Path) -> None:
+    table = pq.read_table(HEALTHY).slice(0, agents)
+    names: list[str | None] = [f"agent-{(7 * row) % agents}" for row in range(agents)]  # unsorted
+    names[5] = None
+    place = table.schema.get_field_index("agent_id")
+    table = table.set_column(place, "agent_id", pa.array(names))
+    place = table.schema.get_field_index("reward")
+    table = table.set_column(place, "reward", pa.array(np.full(agents, np.nan, np.float32)))
+    pq.write_table(table, tmp_path / "many.parquet")
+    found = tmp_path / "found.parquet"
+    bufcheck("validate", tmp_path / "many.parquet", "--findings", found)
+    told = pq.read_table(found, filters=[("rule", "==", "nonfinite-value")]).sort_by("row_id")
+    assert told.column("agent_id").to_pylist() == names
 
 
 def test_configuration_sets_severities_and_parameters(tmp_path: Path, healthy: Path) -> None:

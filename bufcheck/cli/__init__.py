@@ -91,6 +91,9 @@ def main() -> None:
 def run() -> None:
     """What the command `bufcheck` starts. To take torch apart at the end would take half a second."""
     _keep_memory()
+    if not any(word.startswith("--actor") for word in sys.argv):
+        # The threads that NumPy starts would turn on the spot for 0.1 s; only actors multiply matrices.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(100_000)  # to import torch makes many objects and no garbage worth looking for
     try:
         main(prog_name="bufcheck")

@@ -10,7 +10,7 @@ from bufcheck.cli import options
 from bufcheck.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from bufcheck.pipeline import Progress
+    from bufcheck.reading import Progress
 
 EPILOG = """\b
 Examples:

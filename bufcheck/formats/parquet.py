@@ -199,16 +199,26 @@ def _within(batch: pa.RecordBatch, position: int, ranges: Ranges | None) -> Iter
 
 
 def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
-    """Rows that decode to about BATCH_BYTES, judged by what the columns take in the file."""
+    """Rows that decode to about BATCH_BYTES, judged by the first row groups."""
+    import pyarrow as pa
+
     meta = parquet.metadata
-    stored = 0
-    for group in range(min(meta.num_row_groups, 4)):
-        for column in range(meta.num_columns):
-            chunk = meta.row_group(group).column(column)
+    groups = [meta.row_group(group) for group in range(min(meta.num_row_groups, 4))]
+    decoded = 0
+    for group in groups:
+        for chunk in map(group.column, range(meta.num_columns)):
             if chunk.path_in_schema.split(".")[0] in columns:
-                stored += max(chunk.total_uncompressed_size, 0)
-    rows = sum(meta.row_group(g).num_rows for g in range(min(meta.num_row_groups, 4)))
-    return max(256, min(1 << 14, int(BATCH_BYTES * max(rows, 1) // max(stored, 1))))
+                # What repeats takes little room in a file. How long texts are is not said anywhere.
+                size = chunk.num_values * _WIDTHS.get(chunk.physical_type, 1)
+                decoded += max(chunk.total_uncompressed_size, size, 0)
+    rows = sum(group.num_rows for group in groups)
+    kinds = [parquet.schema_arrow.field(name).type for name in columns]
+    narrow = all(pa.types.is_primitive(kind) or pa.types.is_dictionary(kind) for kind in kinds)
+    most = 1 << 17 if narrow else 1 << 14
+    return max(256, min(most, int(BATCH_BYTES * max(rows, 1) // max(decoded, 1))))
+
+
+_WIDTHS = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 
 
 def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
