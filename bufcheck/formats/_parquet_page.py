@@ -1,0 +1,139 @@
+"""Pages of a Parquet file: their headers, and the levels that say where rows begin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from bufcheck.vectors import Array
+
+HEADER = 512
+"""Bytes in which the header of a page of numbers fits."""
+DATA_PAGE = 0
+PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
+
+
+class Page(NamedTuple):
+    kind: int
+    size: int
+    """Unpacked, in bytes."""
+    stored: int
+    """As it lies in the file."""
+    crc: int | None
+    header: int
+    """How long its header is."""
+    values: int
+    encodings: tuple[int, ...]
+    """Of values, definition levels and repetition levels."""
+
+
+def pages(file: int, start: int, stop: int) -> Iterator[tuple[Page, Callable[[], memoryview]]]:
+    """The pages between these places of the file, each with a function that gives its content."""
+    likely = 0
+    while start < stop:
+        # As much as the page before took is asked for at once.
+        block = os.pread(file, HEADER + likely, start)
+        page = parse_header(block)
+        content, start = start + page.header, start + page.header + page.stored
+        if page.stored < 0 or start > stop:
+            raise ValueError("a page goes beyond its column")
+        yield page, partial(_content, file, page, block, content)
+        likely = min(page.stored, 4 << 20)
+
+
+def _content(file: int, page: Page, block: bytes, at: int) -> memoryview:
+    data = memoryview(block)[page.header : page.header + page.stored]
+    return data if len(data) == page.stored else memoryview(os.pread(file, page.stored, at))
+
+
+def parse_header(data: bytes) -> Page:
+    fields: dict[tuple[int, ...], int] = {}
+    length = _numbers_of_struct(data, 0, (), fields)
+    crc = fields[4,] & 0xFFFFFFFF if (4,) in fields else None
+    encodings = tuple(fields.get((5, number), -1) for number in (2, 3, 4))
+    values = fields.get((5, 1), 0)
+    return Page(fields[1,], fields[2,], fields[3,], crc, length, values, encodings)
+
+
+def has_checksum(header: bytes) -> bool:
+    """Whether a page has one, by the beginning of its header: that of texts can be long."""
+    fields: dict[tuple[int, ...], int] = {}
+    with contextlib.suppress(LookupError, ValueError):
+        _numbers_of_struct(header, 0, (), fields)
+    return (4,) in fields
+
+
+def _numbers_of_struct(
+    data: bytes, at: int, path: tuple[int, ...], found: dict[tuple[int, ...], int]
+) -> int:
+    """The integers in a struct of Thrift's compact protocol, by the path to them; returns its end."""
+    field = 0
+    while head := data[at]:
+        at, kind = at + 1, head & 15
+        field += head >> 4
+        if not head >> 4 or len(path) > 3:
+            raise ValueError("no page header of Parquet")
+        if kind in (5, 6):
+            number, at = varint(data, at)
+            found[*path, field] = number >> 1 ^ -(number & 1)
+        elif kind == 8:
+            length, at = varint(data, at)
+            at += length
+        elif kind == 12:
+            at = _numbers_of_struct(data, at, (*path, field), found)
+        elif kind not in (1, 2):
+            raise ValueError("no page header of Parquet")
+    return at + 1
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+
+
+@lru_cache(32)
+def zeros(levels: bytes, count: int) -> Array:
+    """Where the level is 0, among levels of one bit. Nearly all pages of a file have the same ones."""
+    runs: list[Array] = []
+    packed, places = bytearray(), array("q")
+    for place, length, level in _runs(levels, count):
+        if isinstance(level, bytes):
+            packed += level
+            places.extend(range(place, place + length, 8))
+        elif level == 0:
+            runs.append(np.arange(place, place + length))
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little").reshape(-1, 8)
+    group, bit = np.nonzero(bits == 0)
+    found = np.concatenate([*runs, np.array(places, np.int64)[group] + bit])
+    found.sort()
+    return found[found < count]
+
+
+def always(levels: bytes, count: int, level: int) -> bool:
+    """Whether all of the levels are this one, as a writer says it shortest."""
+    return all(found == level for _, _, found in _runs(levels, count))
+
+
+def _runs(levels: bytes, count: int) -> Iterator[tuple[int, int, int | bytes]]:
+    """(first, how many, which) of one level that repeats; or eight levels of one bit to a byte."""
+    at = place = 0
+    while place < count:
+        head, at = varint(levels, at)
+        length = (head >> 1) * (8 if head & 1 else 1)
+        if not 0 < length < count - place + 8:
+            raise ValueError("levels beyond the page")
+        yield place, length, levels[at : at + length // 8] if head & 1 else levels[at]
+        at += length // 8 if head & 1 else 1
+        place += length
