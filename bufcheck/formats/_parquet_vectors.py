@@ -86,7 +86,13 @@ class Vectors:
         # Together with nothing, a single piece is copied too: numbers lie anywhere in their page.
         return pa.concat_arrays([*taken, taken[0][:0]])
 
+    def end(self) -> None:
+        if self._piece is not None or next(self._pieces, None) is not None:
+            raise ValueError(f"{self._column.name} has more rows than other columns")
+
     def _read(self, path: Path, groups: range) -> Iterator[pa.Array]:
+        import pyarrow as pa
+
         with path.open("rb") as file:
             for group in groups:
                 given = 0
@@ -94,7 +100,7 @@ class Vectors:
                     for rows in self._plain_rows(file.fileno(), group):
                         given += len(rows)
                         yield rows
-                except (UnusualPageError, LookupError, OSError, ValueError):
+                except (UnusualPageError, LookupError, OSError, ValueError, pa.ArrowException):
                     pass  # Arrow can read it, or knows what to say
                 yield from self._by_arrow(group, given)
 
@@ -134,16 +140,18 @@ class Vectors:
 
     def _plain_numbers(self, file: int, group: int) -> Iterator[tuple[int, Array]]:
         """Page by page: how many numbers of the row group lie before it, and its own."""
-        chunk = self._parquet.metadata.row_group(group).column(self._column.leaf)
-        if chunk.compression not in CODECS:
+        rows = self._parquet.metadata.row_group(group)
+        chunk = rows.column(self._column.leaf)
+        if chunk.compression not in CODECS or chunk.num_values != rows.num_rows * self._column.width:
             raise UnusualPageError
         start = chunk.dictionary_page_offset or chunk.data_page_offset
         stop = start + chunk.total_compressed_size
         before, plain = 0, False
         for page, content in page_format.pages(file, start, stop):
             if page.kind == page_format.DATA_PAGE and page.encodings[0] == page_format.PLAIN:
-                last = before + page.values == chunk.num_values
-                if (page.size < LEAST_PAGE and not last) or max(page.size, page.stored) > MOST_PAGE:
+                left = chunk.num_values - before - page.values
+                small = page.size < LEAST_PAGE and left > 0
+                if left < 0 or small or max(page.size, page.stored) > MOST_PAGE:
                     raise UnusualPageError
                 plain = True
                 yield before, self._numbers(page, content(), before, chunk.compression)

@@ -200,6 +200,8 @@ def _batches(
             wide[name].take(batch.num_rows) if name in wide else batch.column(name) for name in columns
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    for vectors in wide.values():
+        vectors.end()
 
 
 def _row_groups(parquet: pq.ParquetFile, ranges: Ranges | None) -> Iterator[tuple[int, int, int]]:
