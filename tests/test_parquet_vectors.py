@@ -52,7 +52,7 @@ def written(path: Path, column: pa.Array, field: pa.Field | None = None, **optio
 
 
 def read(path: Path) -> pa.Table:
-    batches = list(parquet._read(path, ["n", "v"], None))
+    batches = list(parquet.open_source(path).read(["n", "v"], None))
     return pa.Table.from_batches(batches)
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_plain_is_left_to_arrow(
 
 def test_batches_are_aligned_in_memory(tmp_path: Path, by_arrow: list[int]) -> None:
     path = written(tmp_path / "a.parquet", vectors(2000, 400), data_page_size=1 << 20)
-    for batch in parquet._read(path, ["n", "v"], None):
+    for batch in parquet.open_source(path).read(["n", "v"], None):
         assert batch.column(1).values.buffers()[1].address % 8 == 0
 
 
@@ -162,10 +162,11 @@ def test_flipped_bits_are_read_as_arrow_reads_them(
 def test_a_damaged_footer_gives_no_other_numbers_than_arrow(
     tmp_path: Path, by_arrow: list[int]
 ) -> None:
+    """Nor does it end the process, as a look into it with pyarrow would."""
     chunks, content = a_small_file(tmp_path, checksums=False)
     footer = chunks[1].data_page_offset + chunks[1].total_compressed_size
     random_, same = random.Random(0), 0
-    for place in [random_.randrange(footer, len(content)) for _ in range(FLIPS)]:
+    for place in [random_.randrange(footer, len(content)) for _ in range(4 * FLIPS)]:
         path = flipped(tmp_path, content, place, random_)
         expected = as_arrow_reads(path)
         try:
@@ -196,7 +197,8 @@ def flipped(folder: Path, content: bytes, place: int, random_: random.Random) ->
 
 def as_arrow_reads(path: Path) -> pa.Table | None:
     try:
-        return pq.ParquetFile(path, page_checksum_verification=True).read()
+        file = pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
+        return pa.Table.from_batches(file.iter_batches(columns=["n", "v"]))
     except (pa.ArrowException, OSError, UnicodeDecodeError):
         return None
 

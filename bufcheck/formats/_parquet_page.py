@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bufcheck.formats._thrift import I32, read_struct, varint
 from bufcheck.vectors import Array
 
 HEADER = 512
@@ -53,54 +53,22 @@ def _content(file: int, page: Page, block: bytes, at: int) -> memoryview:
 
 
 def parse_header(data: bytes) -> Page:
-    fields: dict[tuple[int, ...], int] = {}
-    length = _numbers_of_struct(data, 0, (), fields)
-    crc = fields[4,] & 0xFFFFFFFF if (4,) in fields else None
-    encodings = tuple(fields.get((5, number), -1) for number in (2, 3, 4))
-    values = fields.get((5, 1), 0)
-    return Page(fields[1,], fields[2,], fields[3,], crc, length, values, encodings)
+    fields, length = read_struct(data)
+    about = fields.get(5, {})
+    crc = fields[4] & 0xFFFFFFFF if 4 in fields else None
+    encodings = tuple(about.get(number) for number in (2, 3, 4))
+    return Page(fields[1], fields[2], fields[3], crc, length, about.get(1, 0), encodings)
 
 
 def has_checksum(header: bytes) -> bool:
-    """Whether a page has one, by the beginning of its header: that of texts can be long."""
-    fields: dict[tuple[int, ...], int] = {}
-    with contextlib.suppress(LookupError, ValueError):
-        _numbers_of_struct(header, 0, (), fields)
-    return (4,) in fields
-
-
-def _numbers_of_struct(
-    data: bytes, at: int, path: tuple[int, ...], found: dict[tuple[int, ...], int]
-) -> int:
-    """The integers in a struct of Thrift's compact protocol, by the path to them; returns its end."""
-    field = 0
-    while head := data[at]:
-        at, kind = at + 1, head & 15
-        field += head >> 4
-        if not head >> 4 or len(path) > 3:
-            raise ValueError("no page header of Parquet")
-        if kind in (5, 6):
-            number, at = varint(data, at)
-            found[*path, field] = number >> 1 ^ -(number & 1)
-        elif kind == 8:
-            length, at = varint(data, at)
-            at += length
-        elif kind == 12:
-            at = _numbers_of_struct(data, at, (*path, field), found)
-        elif kind not in (1, 2):
-            raise ValueError("no page header of Parquet")
-    return at + 1
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
+    """Whether a page has one, by the first fields of its header: (type, size, size as stored, crc)."""
+    at, field = 0, 0
+    for number in (1, 2, 3, 4):
+        field += header[at] >> 4
+        if header[at] & 15 != I32 or field != number:
+            return False
+        at = varint(header, at + 1)[1]
+    return True
 
 
 @lru_cache(32)

@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from bufcheck.formats import _parquet_page as page_format
+from bufcheck.formats._parquet_footer import RowGroup
 from bufcheck.formats._parquet_page import Page
 from bufcheck.vectors import Array
 
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 LEAST_WIDTH = 8
 LEAST_PAGE, MOST_PAGE = 1 << 16, 1 << 26
 """In bytes. Smaller ones cost more here than in Arrow; larger ones would cost memory."""
-CODECS = ("UNCOMPRESSED", "SNAPPY", "ZSTD")
-_PHYSICAL = {"FLOAT": "float", "DOUBLE": "double"}
+CODECS = {0: None, 1: "snappy", 6: "zstd"}
+PHYSICAL = {"float": ("FLOAT", 4), "double": ("DOUBLE", 5)}
+"""By Arrow's type: what Parquet calls it, and its number there."""
 _LEVELS_SIZE = 4
+DAMAGE = (AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What bytes that were not meant to be read like this lead to."""
 
 
 class UnusualPageError(Exception):
@@ -38,6 +42,7 @@ class Column(NamedTuple):
     name: str
     leaf: int
     type: pa.FixedSizeListType
+    stored_type: int
     there: int
     """The definition level of a number that is not null."""
 
@@ -59,16 +64,19 @@ def columns_of(parquet: pq.ParquetFile, names: list[str]) -> list[Column]:
         kind = parquet.schema_arrow.field(name).type
         if not pa.types.is_fixed_size_list(kind) or kind.list_size < LEAST_WIDTH:
             continue
-        if _PHYSICAL.get(leaf.physical_type) == str(kind.value_type):
-            found.append(Column(name, index, kind, leaf.max_definition_level))
+        physical, number = PHYSICAL.get(str(kind.value_type), (None, -1))
+        if leaf.physical_type == physical:
+            found.append(Column(name, index, kind, number, leaf.max_definition_level))
     return found
 
 
 class Vectors:
     """A column's rows in some row groups, taken as many at a time as are asked for."""
 
-    def __init__(self, path: Path, parquet: pq.ParquetFile, column: Column, groups: range) -> None:
-        self._parquet, self._column = parquet, column
+    def __init__(
+        self, path: Path, parquet: pq.ParquetFile, footer: list[RowGroup], column: Column, groups: range
+    ) -> None:
+        self._parquet, self._footer, self._column = parquet, footer, column
         self._pieces = self._read(path, groups)
         self._piece: pa.Array | None = None
 
@@ -95,17 +103,20 @@ class Vectors:
 
         with path.open("rb") as file:
             for group in groups:
+                told = self._footer[group]
+                if told.chunks[self._column.leaf].values > told.rows * self._column.width:
+                    raise ValueError(f"{self._column.name} has more rows than its row group")
                 given = 0
                 try:
                     for rows in self._plain_rows(file.fileno(), group):
                         given += len(rows)
                         yield rows
-                except (UnusualPageError, LookupError, OSError, ValueError, pa.ArrowException):
+                except (UnusualPageError, *DAMAGE, pa.ArrowException):
                     pass  # Arrow can read it, or knows what to say
                 yield from self._by_arrow(group, given)
 
     def _by_arrow(self, group: int, first: int, last: int | None = None) -> Iterator[pa.Array]:
-        last = self._parquet.metadata.row_group(group).num_rows if last is None else last
+        last = self._footer[group].rows if last is None else last
         if first >= last:
             return
         size = max(256, (1 << 18) // self._column.width)
@@ -117,6 +128,7 @@ class Vectors:
                 yield here
             if position >= last:
                 return
+        raise ValueError(f"{self._column.name} has fewer rows than its row group")
 
     def _plain_rows(self, file: int, group: int) -> Iterator[pa.Array]:
         import pyarrow as pa
@@ -140,34 +152,34 @@ class Vectors:
 
     def _plain_numbers(self, file: int, group: int) -> Iterator[tuple[int, Array]]:
         """Page by page: how many numbers of the row group lie before it, and its own."""
-        rows = self._parquet.metadata.row_group(group)
-        chunk = rows.column(self._column.leaf)
-        if chunk.compression not in CODECS or chunk.num_values != rows.num_rows * self._column.width:
+        rows = self._footer[group].rows
+        chunk = self._footer[group].chunks[self._column.leaf]
+        if chunk.type != self._column.stored_type or chunk.codec not in CODECS:
             raise UnusualPageError
-        start = chunk.dictionary_page_offset or chunk.data_page_offset
-        stop = start + chunk.total_compressed_size
+        if chunk.values != rows * self._column.width:  # a row that is null counts as one number
+            raise UnusualPageError
         before, plain = 0, False
-        for page, content in page_format.pages(file, start, stop):
+        for page, content in page_format.pages(file, chunk.start, chunk.stop):
             if page.kind == page_format.DATA_PAGE and page.encodings[0] == page_format.PLAIN:
-                left = chunk.num_values - before - page.values
+                left = chunk.values - before - page.values
                 small = page.size < LEAST_PAGE and left > 0
                 if left < 0 or small or max(page.size, page.stored) > MOST_PAGE:
                     raise UnusualPageError
                 plain = True
-                yield before, self._numbers(page, content(), before, chunk.compression)
+                yield before, self._numbers(page, content(), before, CODECS[chunk.codec])
             elif plain:
                 raise UnusualPageError
             before += page.values
 
-    def _numbers(self, page: Page, content: memoryview, before: int, compression: str) -> Array:
+    def _numbers(self, page: Page, content: memoryview, before: int, codec: str | None) -> Array:
         """Those of a page, where all are there and each row begins where it should."""
         import pyarrow as pa
 
         numbers_size = page.values * self._column.type.value_type.bit_width // 8
         if not 0 < numbers_size <= page.size or (page.crc is not None and crc32(content) != page.crc):
             raise UnusualPageError
-        if compression != "UNCOMPRESSED":
-            content = memoryview(pa.Codec(compression.lower()).decompress(content, page.size))
+        if codec:
+            content = memoryview(pa.Codec(codec).decompress(content, page.size))
         starts, content = _levels(content)
         there, content = _levels(content)
         width = self._column.width

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bufcheck.errors import ReadError
 from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
+from bufcheck.formats._parquet_footer import RowGroup, read_footer
 from bufcheck.formats._parquet_page import has_checksum
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
         parquet = _open(path)
         schema = parquet.schema_arrow
         rows = parquet.metadata.num_rows
-        checksums = _has_page_checksums(path, parquet)
+        footer = read_footer(path)
+        checksums = _has_page_checksums(path, footer)
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
         raise _damaged(path, error) from None
     if rows < 0:
@@ -50,7 +52,7 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
         raise ReadError(f"{path}: two columns have the same name", "rename one of them")
 
     def read(columns: list[str], ranges: Ranges | None) -> Iterator[pa.RecordBatch]:
-        return _read(path, columns, ranges)
+        return _read(path, footer, columns, ranges)
 
     return Source(
         path=path,
@@ -161,16 +163,18 @@ def _open(path: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile
     )
 
 
-def _read(path: Path, columns: list[str], ranges: Ranges | None) -> Iterator[pa.RecordBatch]:
+def _read(
+    path: Path, footer: list[RowGroup], columns: list[str], ranges: Ranges | None
+) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     try:
         parquet = _open(path)
-        groups = _row_groups(parquet, ranges)
+        groups = _row_groups(footer, ranges)
         position = 0
         for first, last, start in groups:
             position = start
-            for batch in _batches(path, parquet, columns, range(first, last)):
+            for batch in _batches(path, parquet, footer, columns, range(first, last)):
                 batch.validate()
                 yield from _within(batch, position, ranges)
                 position += batch.num_rows
@@ -179,7 +183,7 @@ def _read(path: Path, columns: list[str], ranges: Ranges | None) -> Iterator[pa.
 
 
 def _batches(
-    path: Path, parquet: pq.ParquetFile, columns: list[str], groups: range
+    path: Path, parquet: pq.ParquetFile, footer: list[RowGroup], columns: list[str], groups: range
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
@@ -187,14 +191,14 @@ def _batches(
 
     # Each with a reader of its own: two iterations of one share their batch size.
     wide = {
-        column.name: Vectors(path, _open(path, parquet.metadata), column, groups)
+        column.name: Vectors(path, _open(path, parquet.metadata), footer, column, groups)
         for column in columns_of(parquet, columns)
     }
     others = [name for name in columns if name not in wide]
     if not others:  # somebody must say how many rows there are
         wide, others = {}, columns
     schema = pa.schema([parquet.schema_arrow.field(name) for name in columns])
-    rows = _batch_rows(parquet, columns)
+    rows = _batch_rows(parquet, footer, columns)
     for batch in parquet.iter_batches(rows, groups, others, use_threads=False):
         arrays = [
             wide[name].take(batch.num_rows) if name in wide else batch.column(name) for name in columns
@@ -204,17 +208,16 @@ def _batches(
         vectors.end()
 
 
-def _row_groups(parquet: pq.ParquetFile, ranges: Ranges | None) -> Iterator[tuple[int, int, int]]:
+def _row_groups(footer: list[RowGroup], ranges: Ranges | None) -> Iterator[tuple[int, int, int]]:
     """(first group, past the last, first row) of each run of row groups that is needed."""
-    count = parquet.num_row_groups
     if ranges is None:
-        yield 0, count, 0
+        yield 0, len(footer), 0
         return
     start = 0
-    for group in range(count):
-        stop = start + parquet.metadata.row_group(group).num_rows
+    for index, group in enumerate(footer):
+        stop = start + group.rows
         if any(a < stop and start < b for a, b in ranges):
-            yield group, group + 1, start
+            yield index, index + 1, start
         start = stop
 
 
@@ -228,23 +231,22 @@ def _within(batch: pa.RecordBatch, position: int, ranges: Ranges | None) -> Iter
             yield batch.slice(low, high - low)
 
 
-def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
+def _batch_rows(parquet: pq.ParquetFile, footer: list[RowGroup], columns: list[str]) -> int:
     """Rows that decode to about BATCH_BYTES, judged by the first row groups."""
     import pyarrow as pa
 
-    meta = parquet.metadata
-    groups = [meta.row_group(group) for group in range(min(meta.num_row_groups, 4))]
+    groups = footer[:4]
     decoded, most = 0, 1 << 17
-    for group in groups:
-        for chunk in map(group.column, range(meta.num_columns)):
-            if (name := chunk.path_in_schema.split(".")[0]) in columns:
+    for index in range(len(parquet.schema)):
+        leaf = parquet.schema.column(index)
+        if (name := leaf.path.split(".")[0]) in columns:
+            for chunk in (group.chunks[index] for group in groups):
                 # What repeats takes little room in a file.
-                size = chunk.num_values * _WIDTHS[chunk.physical_type]
-                decoded += max(chunk.total_uncompressed_size, size, 0)
-                kind = parquet.schema_arrow.field(name).type
-                if chunk.physical_type == "BYTE_ARRAY" and not pa.types.is_dictionary(kind):
-                    most = 1 << 14  # how long texts are is not said anywhere
-    rows = sum(group.num_rows for group in groups)
+                decoded += max(chunk.size, chunk.values * _WIDTHS[leaf.physical_type], 0)
+            kind = parquet.schema_arrow.field(name).type
+            if leaf.physical_type == "BYTE_ARRAY" and not pa.types.is_dictionary(kind):
+                most = 1 << 14  # how long texts are is not said anywhere
+    rows = sum(group.rows for group in groups)
     return max(256, min(most, int(BATCH_BYTES * max(rows, 1) // max(decoded, 1))))
 
 
@@ -260,20 +262,12 @@ _WIDTHS = {
 }
 
 
-def _has_page_checksums(path: Path, parquet: pq.ParquetFile) -> bool:
+def _has_page_checksums(path: Path, footer: list[RowGroup]) -> bool:
     """Whether the first page of every column chunk carries a CRC. pyarrow verifies but does not say."""
-    meta = parquet.metadata
-    size = path.stat().st_size
     with path.open("rb") as file:
-        for group in range(meta.num_row_groups):
-            if meta.row_group(group).num_rows == 0:
-                continue  # no pages: a file that holds no rows
-            for index in range(meta.num_columns):
-                chunk = meta.row_group(group).column(index)
-                offset = chunk.dictionary_page_offset or chunk.data_page_offset
-                if not 0 < offset < size:
-                    raise ValueError(f"a page lies at {offset}, outside the file")
-                file.seek(offset)
+        for group in footer:
+            for chunk in group.chunks if group.rows else []:  # a file that holds no rows has no pages
+                file.seek(chunk.start)
                 if not has_checksum(file.read(64)):
                     return False
-    return bool(meta.num_row_groups)
+    return bool(footer)

@@ -1,0 +1,58 @@
+"""What the footer of a Parquet file says of where its columns lie.
+
+pyarrow knows it too, but ends the process where a damaged footer contradicts itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bufcheck.formats._thrift import read_struct
+
+TAIL = 8
+
+
+class Chunk(NamedTuple):
+    """A column in one row group."""
+
+    type: int
+    codec: int
+    values: int
+    size: int
+    """Unpacked, in bytes."""
+    start: int
+    stop: int
+    """Where its pages lie in the file."""
+
+
+class RowGroup(NamedTuple):
+    rows: int
+    chunks: list[Chunk]
+
+
+def read_footer(path: Path) -> list[RowGroup]:
+    """The row groups. Raises ValueError where the footer is damaged."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - TAIL, 0))
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(size - TAIL - length, 0))
+        data = file.read(length)
+    try:
+        groups = [
+            RowGroup(group[3], [_chunk(column[3]) for column in group[1]])
+            for group in read_struct(data)[0][4]
+        ]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"its footer cannot be read: {error!r}") from None
+    for chunk in (chunk for group in groups if group.rows for chunk in group.chunks):
+        if not 0 < chunk.start <= chunk.stop <= size:
+            raise ValueError(f"a column lies at {chunk.start} to {chunk.stop}, outside the file")
+    return groups
+
+
+def _chunk(told: dict[int, Any]) -> Chunk:
+    first, dictionary = told[9], told.get(11, 0)
+    start = dictionary if 0 < dictionary < first else first
+    return Chunk(told[1], told[4], told[5], told[6], start, start + told[7])
