@@ -5,6 +5,7 @@ pyarrow knows it too, but ends the process where a damaged footer contradicts it
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,22 +35,26 @@ class RowGroup(NamedTuple):
 def read_footer(path: Path) -> list[RowGroup]:
     """The row groups. Raises ValueError where the footer is damaged."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
+        size = file.seek(0, os.SEEK_END)
         file.seek(max(size - TAIL, 0))
         length = int.from_bytes(file.read(4), "little")
         file.seek(max(size - TAIL - length, 0))
         data = file.read(length)
     try:
-        groups = [
-            RowGroup(group[3], [_chunk(column[3]) for column in group[1]])
-            for group in read_struct(data)[0][4]
-        ]
-    except (LookupError, TypeError, AttributeError) as error:
+        groups = [_group(told, size) for told in read_struct(data)[0][4]]
+    except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(f"its footer cannot be read: {error!r}") from None
-    for chunk in (chunk for group in groups if group.rows for chunk in group.chunks):
+    return groups
+
+
+def _group(told: dict[int, Any], size: int) -> RowGroup:
+    rows, chunks = told[3], [_chunk(column[3]) for column in told[1]]
+    if rows < 0 or not all(isinstance(number, int) for chunk in chunks for number in chunk):
+        raise ValueError("its footer holds no numbers where it should")
+    for chunk in chunks if rows else []:
         if not 0 < chunk.start <= chunk.stop <= size:
             raise ValueError(f"a column lies at {chunk.start} to {chunk.stop}, outside the file")
-    return groups
+    return RowGroup(rows, chunks)
 
 
 def _chunk(told: dict[int, Any]) -> Chunk:

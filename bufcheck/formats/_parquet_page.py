@@ -16,7 +16,7 @@ from bufcheck.vectors import Array
 HEADER = 512
 """Bytes in which the header of a page of numbers fits."""
 DATA_PAGE = 0
-PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
+PLAIN, RLE = 0, 3
 
 
 class Page(NamedTuple):

@@ -7,6 +7,7 @@ Whatever is not as plain as that (nulls, encodings, damage) is left to Arrow, fr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,7 +31,7 @@ CODECS = {0: None, 1: "snappy", 6: "zstd"}
 PHYSICAL = {"float": ("FLOAT", 4), "double": ("DOUBLE", 5)}
 """By Arrow's type: what Parquet calls it, and its number there."""
 _LEVELS_SIZE = 4
-DAMAGE = (AttributeError, LookupError, OSError, TypeError, ValueError)
+DAMAGE = (AttributeError, LookupError, OSError, OverflowError, TypeError, ValueError)
 """What bytes that were not meant to be read like this lead to."""
 
 
@@ -55,6 +56,8 @@ def columns_of(parquet: pq.ParquetFile, names: list[str]) -> list[Column]:
     """Which of these columns may be read like this."""
     import pyarrow as pa
 
+    if not hasattr(os, "pread"):  # on Windows
+        return []
     leaves = [parquet.schema.column(leaf) for leaf in range(len(parquet.schema))]
     found = []
     for index, leaf in enumerate(leaves):

@@ -42,7 +42,7 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
         parquet = _open(path)
         schema = parquet.schema_arrow
         rows = parquet.metadata.num_rows
-        footer = read_footer(path)
+        footer = _footer(path, parquet)
         checksums = _has_page_checksums(path, footer)
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
         raise _damaged(path, error) from None
@@ -260,6 +260,15 @@ _WIDTHS = {
     "FIXED_LEN_BYTE_ARRAY": 16,
     "BYTE_ARRAY": 16,
 }
+
+
+def _footer(path: Path, parquet: pq.ParquetFile) -> list[RowGroup]:
+    footer = read_footer(path)
+    if sum(group.rows for group in footer) != parquet.metadata.num_rows:
+        raise ValueError("its row groups do not hold the rows it declares")
+    if any(len(group.chunks) != len(parquet.schema) for group in footer):
+        raise ValueError("a row group lacks a column")
+    return footer
 
 
 def _has_page_checksums(path: Path, footer: list[RowGroup]) -> bool:
