@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -116,6 +117,9 @@ class Box:
         """Kills it, waits for it, and removes what it spilled."""
         self.process.kill()
         self.process.wait()
+        # Whoever waits for a call does not notice that the listener is closed.
+        with contextlib.suppress(AttributeError, OSError), socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(self._listener.address)
         with contextlib.suppress(OSError):
             self._listener.close()
         for pipe in (self._parent, self.process.stdin):

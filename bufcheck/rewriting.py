@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bufcheck.ahead import prefetch
 from bufcheck.convert import arrow_schema, stored_batches
 from bufcheck.repair import EDITS
+from bufcheck.vectors import as_arrow, as_numpy
 from bufcheck.whole_file import scratch
 
 if TYPE_CHECKING:
@@ -176,7 +177,6 @@ class Rewriter:
     ) -> Generator[tuple[pa.RecordBatch, Array | None]]:
         """Each batch as it stays, with the new places of its rows where the order is another."""
         import numpy as np
-        import pyarrow as pa
 
         first = 0
         for batch in prefetch(stored_batches(self.dump, self.stored)):
@@ -184,16 +184,16 @@ class Rewriter:
             changes = self._between("changes", first, last)
             places = None
             if not self.in_order:
-                places = self._between("places", first, last).column("place").to_numpy()
+                places = as_numpy(_one(self._between("places", first, last).column("place")))
             kept = np.ones(batch.num_rows, bool)
-            at = changes.column("row_id").to_numpy() - first
-            gone = changes.column("gone").to_numpy()
+            at = as_numpy(_one(changes.column("row_id"))) - first
+            gone = as_numpy(_one(changes.column("gone")))
             kept[at[gone]] = False
             if gone.any():
                 quarantine.append(self._accounted(batch, changes, at, gone))
             changed = self._changed(batch, changes, at)
             if gone.any():
-                changed = changed.filter(pa.array(kept))
+                changed = changed.filter(as_arrow(kept))
             if changed.num_rows:
                 yield changed, places
             if progress:
@@ -209,8 +209,8 @@ class Rewriter:
     def _accounted(self, batch: pa.RecordBatch, changes: pa.Table, at: Array, gone: Array) -> Any:
         import pyarrow as pa
 
-        rows = batch.take(pa.array(at[gone]))
-        of_gone = changes.filter(pa.array(gone)).combine_chunks()
+        rows = batch.take(as_arrow(at[gone]))
+        of_gone = changes.filter(as_arrow(gone)).combine_chunks()
         schema = self.quarantine_schema()
         extra = [
             _one(of_gone.column(n)).cast(schema.field(self._account_name(n)).type) for n in ACCOUNT
@@ -233,7 +233,7 @@ class Rewriter:
             line = np.zeros(batch.num_rows, np.int64)
             touched = np.zeros(batch.num_rows, bool)
             line[at], touched[at] = np.arange(len(at)), True
-            lines = pa.array(line, mask=~touched)
+            lines = as_arrow(line, ~touched)
 
             def of(name: str) -> pa.Array:
                 return _one(changes.column(name)).take(lines)
@@ -285,8 +285,8 @@ def _sorted(
                 stretch = stretch or _stretch(batch, rows)
                 number = places // stretch
                 order = np.argsort(number, kind="stable")
-                columns = [*batch.columns, pa.array(places)]
-                whole = pa.RecordBatch.from_arrays(columns, schema=spread).take(pa.array(order))
+                columns = [*batch.columns, as_arrow(places)]
+                whole = pa.RecordBatch.from_arrays(columns, schema=spread).take(as_arrow(order))
                 starts = np.flatnonzero(np.r_[True, np.diff(number[order]) > 0])
                 for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
                     which = int(number[order[start]])
@@ -299,8 +299,8 @@ def _sorted(
             with path.open("rb") as stored, pa.ipc.open_stream(stored) as reader:
                 table = reader.read_all().unify_dictionaries().combine_chunks()
             path.unlink()
-            order = np.argsort(table.column(last).to_numpy())
-            table = table.remove_column(last).take(pa.array(order))
+            order = np.argsort(as_numpy(_one(table.column(last))))
+            table = table.remove_column(last).take(as_arrow(order))
             yield from table.combine_chunks().to_batches(1 << 14)
 
 

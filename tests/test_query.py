@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -308,6 +309,15 @@ def test_a_column_of_ones_own_hides_none_of_ours(name: str, tmp_path: Path) -> N
             return session.ask(sql).read_all().to_pydict()
 
     assert asked(tmp_path / "own.parquet", name) == asked(HEALTHY, "2::BIGINT")
+
+
+def test_a_session_leaves_no_thread(healthy: Path) -> None:
+    before = set(threading.enumerate())
+    with query.Session(pipeline.opened([str(healthy)], pipeline.Options())) as session:
+        session.ask("SELECT count(*) FROM samples").read_all()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_a_failure_is_told_once(healthy: Path) -> None:

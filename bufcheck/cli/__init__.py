@@ -36,10 +36,7 @@ class Commands(click.Group):
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
             sys.exit(code if isinstance(code, int) else EXIT_OK)
         except (click.Abort, KeyboardInterrupt):
-            # Not sys.exit: a query that has not noticed yet would crash the interpreter's shutdown.
-            _say("interrupted")
-            _flush()
-            os._exit(EXIT_INTERRUPTED)
+            _interrupted()
         except click.ClickException as error:
             error.show()
             sys.exit(EXIT_FAILED)
@@ -55,11 +52,27 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_FAILED)
         except Exception as error:
+            if _came_of_ctrl_c(error):
+                _interrupted()
             if os.environ.get("BUFCHECK_DEBUG"):
                 raise
             detail = " ".join(str(error).split())[:300]
             problem = f"unexpected {type(error).__name__}: {detail}"
             _fail(f"{problem}; BUFCHECK_DEBUG=1 shows where")
+
+
+def _interrupted() -> None:
+    # Not sys.exit: a query that has not noticed yet would crash the interpreter's shutdown.
+    _say("interrupted")
+    _flush()
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _came_of_ctrl_c(error: BaseException | None) -> bool:
+    """A library that is interrupted while it is imported fails in its own way when it is used again."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _flush() -> None:
