@@ -21,6 +21,7 @@ SUFFIXES = (".parquet", ".pq")
 MAGIC = b"PAR1"
 BATCH_BYTES = 12 << 20
 """Decoded size of a batch; small enough to bound memory, so large that threads seldom take turns."""
+MOST_ROWS = 1 << 17
 ROW_GROUP_ROWS, ROW_GROUP_BYTES = 1 << 17, 32 << 20
 
 
@@ -236,7 +237,7 @@ def _batch_rows(parquet: pq.ParquetFile, footer: list[RowGroup], columns: list[s
     import pyarrow as pa
 
     groups = footer[:4]
-    decoded, most = 0, 1 << 17
+    decoded, most = 0, MOST_ROWS
     for index in range(len(parquet.schema)):
         leaf = parquet.schema.column(index)
         if (name := leaf.path.split(".")[0]) in columns:
@@ -245,7 +246,9 @@ def _batch_rows(parquet: pq.ParquetFile, footer: list[RowGroup], columns: list[s
                 decoded += max(chunk.size, chunk.values * _WIDTHS[leaf.physical_type], 0)
             kind = parquet.schema_arrow.field(name).type
             if leaf.physical_type == "BYTE_ARRAY" and not pa.types.is_dictionary(kind):
-                most = 1 << 14  # how long texts are is not said anywhere
+                most = min(most, MOST_ROWS // 8)  # how long texts are is not said anywhere
+            elif pa.types.is_nested(kind):
+                most = min(most, MOST_ROWS // 4)  # what is made of lists takes room too
     rows = sum(group.rows for group in groups)
     return max(256, min(most, int(BATCH_BYTES * max(rows, 1) // max(decoded, 1))))
 
