@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 KEYS = ("episode_id", "timestep", "agent_id", "old_log_prob")
 """Always read: what every finding is told with."""
-AHEAD = 5
+AHEAD = 6
 """Batches decoded ahead: as many as get ready while DuckDB is being imported."""
 
 
@@ -84,7 +84,7 @@ def begin(job: Job, words: set[str]) -> Reading:
     columns = [n for n in dump.columns if n in needed or (whole and dump.has(n))]
     if any(source.format != "parquet" for source in dump.sources):
         job.agents.result()  # a child reads HDF5, one thing at a time: another would have to be started
-    batches = prefetch(dump.batches(columns, job.ranges), 3 if replay else AHEAD)
+    batches = prefetch(dump.batches(columns, job.ranges), 2 if replay else AHEAD)
     return Reading(columns, needed, digest.facts_used(words), own, batches)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".pq")
 MAGIC = b"PAR1"
-BATCH_BYTES = 12 << 20
+BATCH_BYTES = 8 << 20
 """Decoded size of a batch; small enough to bound memory, so large that threads seldom take turns."""
 MOST_ROWS = 1 << 17
 ROW_GROUP_ROWS, ROW_GROUP_BYTES = 1 << 17, 32 << 20
