@@ -16,6 +16,7 @@ from conftest import CAMPAIGN
 from bufcheck.errors import ReadError
 from bufcheck.formats import _parquet_page, _parquet_vectors, parquet
 from bufcheck.formats._parquet_vectors import Vectors
+from bufcheck.formats._thrift import varint
 
 ROWS = 6_000
 FLIPS = 2_000 if CAMPAIGN else 200
@@ -219,3 +220,19 @@ def test_levels_that_claim_too_much_are_refused(levels: bytes) -> None:
         _parquet_page.zeros(levels, 64)
     with pytest.raises((ValueError, LookupError)):
         _parquet_page.always(levels, 64, 1)
+
+
+def test_a_number_without_end_is_refused_at_once() -> None:
+    assert varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10)
+    with pytest.raises(ValueError, match="64 bits"):
+        varint(b"\xff" * 10 + b"\x01", 0)
+
+
+def test_small_row_groups_come_together(tmp_path: Path) -> None:
+    """A trainer may write one for each rollout."""
+    path = written(tmp_path / "a.parquet", vectors(9), row_group_size=7)
+    batches = list(parquet.open_source(path).read(["n", "v"], None))
+    assert len(batches) < 5
+    assert pa.Table.from_batches(batches).equals(pq.read_table(path))
+    some = list(parquet.open_source(path).read(["n"], [(5, 9), (700, 703)]))
+    assert [n for batch in some for n in batch.column(0).to_pylist()] == [5, 6, 7, 8, 700, 701, 702]

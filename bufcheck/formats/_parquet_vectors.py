@@ -155,11 +155,9 @@ class Vectors:
 
     def _plain_numbers(self, file: int, group: int) -> Iterator[tuple[int, Array]]:
         """Page by page: how many numbers of the row group lie before it, and its own."""
-        rows = self._footer[group].rows
         chunk = self._footer[group].chunks[self._column.leaf]
-        if chunk.type != self._column.stored_type or chunk.codec not in CODECS:
-            raise UnusualPageError
-        if chunk.values != rows * self._column.width:  # a row that is null counts as one number
+        full = self._footer[group].rows * self._column.width  # a row that is null counts as one number
+        if (chunk.type, chunk.values) != (self._column.stored_type, full) or chunk.codec not in CODECS:
             raise UnusualPageError
         before, plain = 0, False
         for page, content in page_format.pages(file, chunk.start, chunk.stop):
@@ -191,9 +189,8 @@ class Vectors:
             page.encodings[1:] != (page_format.RLE, page_format.RLE)
             or not page_format.always(there, page.values, self._column.there)
             or not np.array_equal(page_format.zeros(starts, page.values), expected)
+            or len(content) != numbers_size
         ):
-            raise UnusualPageError
-        if len(content) != numbers_size:
             raise UnusualPageError
         return np.frombuffer(content, self._column.type.value_type.to_pandas_dtype())
 

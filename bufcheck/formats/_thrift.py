@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, TEXT, LIST, STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 12
-DEEPEST = 12
+DEEPEST, LONGEST = 12, 63
+"""Levels of nesting, and bits of a number: to read on where a file is damaged could take forever."""
 
 
 def read_struct(data: bytes, at: int = 0, depth: int = 0) -> tuple[dict[int, Any], int]:
@@ -35,6 +36,8 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at
         shift += 7
+        if shift > LONGEST:
+            raise ValueError("a number of more than 64 bits")
 
 
 def _reader(kind: int) -> Callable[[bytes, int, int], tuple[Any, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -200,13 +200,34 @@ def _batches(
         wide, others = {}, columns
     schema = pa.schema([parquet.schema_arrow.field(name) for name in columns])
     rows = _batch_rows(parquet, footer, columns)
-    for batch in parquet.iter_batches(rows, groups, others, use_threads=False):
+    for batch in _together(parquet.iter_batches(rows, groups, others, use_threads=False), rows // 2):
         arrays = [
             wide[name].take(batch.num_rows) if name in wide else batch.column(name) for name in columns
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
     for vectors in wide.values():
         vectors.end()
+
+
+def _together(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.RecordBatch]:
+    """At least so many rows at a time: to whoever takes them, ten cost as much as thousands."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= least:
+            yield from _joined(held)
+            held, rows = [], 0
+    yield from _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    import pyarrow as pa
+
+    if len(batches) < 2:
+        return batches
+    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
 
 
 def _row_groups(footer: list[RowGroup], ranges: Ranges | None) -> Iterator[tuple[int, int, int]]:
