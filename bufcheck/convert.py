@@ -47,9 +47,8 @@ def convert(
 def _common_columns(dump: Dump) -> list[Stored]:
     for name, stored in dump.columns.items():
         if len(stored) < len(dump.sources):
-            lacking = next(
-                s.path for i, s in enumerate(dump.sources) if i not in {c.file for c in stored}
-            )
+            having = {c.file for c in stored}
+            lacking = next(s.path for i, s in enumerate(dump.sources) if i not in having)
             raise UsageError(f"{lacking}: lacks column {name}, which other files have")
     return [stored[0] for stored in dump.columns.values()]
 
@@ -90,7 +89,7 @@ def stored_batches(dump: Dump, arrow: pa.Schema) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for index, source in enumerate(dump.sources):
-        here = {n: next(c for c in dump.columns[n] if c.file == index) for n in arrow.names}
+        here = {name: dump.columns[name][index] for name in arrow.names}
         wanted = [c.stored_name for c in here.values() if not c.in_path]
         for batch in source.read(wanted, None):
             arrays = []

@@ -45,6 +45,7 @@ COLUMNS = {
 
 
 def files(dump: Dump) -> Iterator[dict[str, Any]]:
+    at_work = unfinished(dump)
     for index, source in enumerate(dump.sources):
         yield {
             "file": index,
@@ -57,7 +58,7 @@ def files(dump: Dump) -> Iterator[dict[str, Any]]:
             "lacks_manifest": lacks_manifest(source),
             "uneven": ", ".join(f"{n} has {c}" for n, c in source.uneven.items()) or None,
             **_part(source),
-            "unfinished": unfinished(dump, source),
+            "unfinished": at_work[index],
         }
 
 
@@ -79,16 +80,19 @@ def has_all_parts(dump: Dump) -> bool:
         if part["part"] is not None:
             writers.setdefault(part["writer"], {})[part["part"]] = part["last"]
     whole = all(parts[max(parts)] and len(parts) == max(parts) + 1 for parts in writers.values())
-    return whole and not any(unfinished(dump, source) for source in dump.sources)
+    return whole and not any(unfinished(dump))
 
 
-def unfinished(dump: Dump, source: Source) -> str | None:
-    """A file of the same dump that its writer has not closed: it is at work, or was killed."""
-    folder = source.path.parent
-    of_parts = _part(source)["part"] is not None
-    if not of_parts and not any(Path(given).is_dir() for given in dump.given):
-        return None
-    return next((path.name for path in sorted(folder.glob(f"{UNFINISHED}*"))), None)
+def unfinished(dump: Dump) -> list[str | None]:
+    """For each file: one of its dump that the writer has not closed: it is at work, or was killed."""
+    whole_folder = any(Path(given).is_dir() for given in dump.given)
+    beside: dict[Path, Path | None] = {}
+    for source in dump.sources:
+        folder = source.path.parent
+        if folder not in beside and (whole_folder or _part(source)["part"] is not None):
+            beside[folder] = min(folder.glob(f"{UNFINISHED}*"), default=None)
+    found = [beside.get(source.path.parent) for source in dump.sources]
+    return [path.name if path else None for path in found]
 
 
 def lacks_manifest(source: Source) -> str | None:
@@ -105,7 +109,8 @@ def columns(dump: Dump) -> Iterator[dict[str, Any]]:
     required = schema.load().required(dump.policy)
     for name in dict.fromkeys([*dump.columns, *known]):
         stored = dump.columns.get(name, [])
-        lacking = [i for i in range(len(dump.sources)) if i not in {c.file for c in stored}]
+        having = {c.file for c in stored}
+        lacking = [i for i in range(len(dump.sources)) if i not in having]
         column = known.get(name)
         wrong = [c for c in stored if column and not schema.fits(column, c.type)]
         yield {

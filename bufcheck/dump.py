@@ -54,7 +54,7 @@ class Dump:
     """The row id of each file's first row."""
     rows: int
     columns: dict[str, list[Stored]]
-    """name → one entry per file that has it."""
+    """name → one entry per file that has it, in their order."""
     settings: dict[str, Any]
     """Every metadata key with its value: declared, from bufcheck.toml, or the default."""
     declared: bool
@@ -96,7 +96,7 @@ class Dump:
 
         wanted = pa.schema([(name, self.type_of(name)) for name in columns])
         for index, source in enumerate(self.sources):
-            stored = [next(c for c in self.columns[n] if c.file == index) for n in columns]
+            stored = [self.columns[name][index] for name in columns]
             within = ranges[index] if ranges is not None else None
             yield from _read(source, index, self.starts[index], stored, wanted, within)
 

@@ -15,6 +15,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,6 +64,7 @@ class Writer(Protocol):
     def __exit__(self, failed: object, *_: object) -> None: ...
 
 
+@cache
 def names() -> list[str]:
     import bufcheck.formats as members
 

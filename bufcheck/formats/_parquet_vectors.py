@@ -59,12 +59,13 @@ def columns_of(parquet: pq.ParquetFile, names: list[str]) -> list[Column]:
     if not hasattr(os, "pread"):  # on Windows
         return []
     leaves = [parquet.schema.column(leaf) for leaf in range(len(parquet.schema))]
+    schema = parquet.schema_arrow
     found = []
     for index, leaf in enumerate(leaves):
         name = leaf.path.split(".")[0]
         if name not in names or leaf.max_repetition_level != 1:
             continue
-        kind = parquet.schema_arrow.field(name).type
+        kind = schema.field(name).type
         if not pa.types.is_fixed_size_list(kind) or kind.list_size < LEAST_WIDTH:
             continue
         physical, number = PHYSICAL.get(str(kind.value_type), (None, -1))

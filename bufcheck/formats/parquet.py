@@ -198,7 +198,8 @@ def _batches(
     others = [name for name in columns if name not in wide]
     if not others:  # somebody must say how many rows there are
         wide, others = {}, columns
-    schema = pa.schema([parquet.schema_arrow.field(name) for name in columns])
+    stored = parquet.schema_arrow
+    schema = pa.schema([stored.field(name) for name in columns])
     rows = _batch_rows(parquet, footer, columns)
     for batch in _together(parquet.iter_batches(rows, groups, others, use_threads=False), rows // 2):
         arrays = [
@@ -258,6 +259,7 @@ def _batch_rows(parquet: pq.ParquetFile, footer: list[RowGroup], columns: list[s
     import pyarrow as pa
 
     groups = footer[:4]
+    schema = parquet.schema_arrow
     decoded, most = 0, MOST_ROWS
     for index in range(len(parquet.schema)):
         leaf = parquet.schema.column(index)
@@ -265,7 +267,7 @@ def _batch_rows(parquet: pq.ParquetFile, footer: list[RowGroup], columns: list[s
             for chunk in (group.chunks[index] for group in groups):
                 # What repeats takes little room in a file.
                 decoded += max(chunk.size, chunk.values * _WIDTHS[leaf.physical_type], 0)
-            kind = parquet.schema_arrow.field(name).type
+            kind = schema.field(name).type
             if leaf.physical_type == "BYTE_ARRAY" and not pa.types.is_dictionary(kind):
                 most = min(most, MOST_ROWS // 8)  # how long texts are is not said anywhere
             elif pa.types.is_nested(kind):
