@@ -163,8 +163,12 @@ def test_flipped_bits_are_read_as_arrow_reads_them(
 def test_a_damaged_footer_gives_no_other_numbers_than_arrow(
     tmp_path: Path, by_arrow: list[int]
 ) -> None:
-    """Nor does it end the process, as a look into it with pyarrow would."""
+    """Nor does it end the process, as a look into it with pyarrow would.
+
+    What nobody needs for reading, as counts of levels, may differ: then it gives what was written.
+    """
     chunks, content = a_small_file(tmp_path, checksums=False)
+    whole = pq.read_table(tmp_path / "whole.parquet")
     footer = chunks[1].data_page_offset + chunks[1].total_compressed_size
     random_, same = random.Random(0), 0
     for place in [random_.randrange(footer, len(content)) for _ in range(4 * FLIPS)]:
@@ -174,8 +178,7 @@ def test_a_damaged_footer_gives_no_other_numbers_than_arrow(
             found = read(path)
         except (ReadError, KeyError):  # of a column that goes by another name
             continue
-        assert expected is not None, place
-        assert bits(found) == bits(expected), place
+        assert bits(found) == bits(whole if expected is None else expected), place
         same += 1
     assert same > 0
 
