@@ -1,6 +1,6 @@
 """The baseline of P1: imports what bufcheck imports, then reads every column and does nothing.
 
-`python benchmarks/bare_read.py bounded|batches|table DUMP`: `bounded` is how bufcheck reads, with memory
+`python benchmarks/bare_read.py bounded|batches|table DUMP`: `bounded` reads as bufcheck has to, with memory
 that does not grow with the row groups and with checksums verified; the others are pyarrow's defaults.
 """
 

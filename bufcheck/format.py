@@ -65,10 +65,10 @@ class Writer(Protocol):
 
 
 @cache
-def names() -> list[str]:
+def names() -> tuple[str, ...]:
     import bufcheck.formats as members
 
-    return sorted(m.name for m in pkgutil.iter_modules(members.__path__) if m.name[0] != "_")
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(members.__path__) if m.name[0] != "_"))
 
 
 def member(name: str) -> Any:

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bufcheck.formats._parquet_page import has_checksum
 from bufcheck.formats._thrift import read_struct
 
 TAIL = 8
@@ -45,6 +46,17 @@ def read_footer(path: Path) -> list[RowGroup]:
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(f"its footer cannot be read: {error!r}") from None
     return groups
+
+
+def has_page_checksums(path: Path, footer: list[RowGroup]) -> bool:
+    """Whether the first page of every column chunk carries a CRC. pyarrow verifies but does not say."""
+    with path.open("rb") as file:
+        for group in footer:
+            for chunk in group.chunks if group.rows else []:  # a file that holds no rows has no pages
+                file.seek(chunk.start)
+                if not has_checksum(file.read(64)):
+                    return False
+    return bool(footer)
 
 
 def _group(told: dict[int, Any], size: int) -> RowGroup:

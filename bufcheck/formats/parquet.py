@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bufcheck.errors import ReadError
 from bufcheck.format import NOT_VERIFIABLE, VERIFIED, Ranges, Source
-from bufcheck.formats._parquet_footer import RowGroup, read_footer
-from bufcheck.formats._parquet_page import has_checksum
+from bufcheck.formats._parquet_footer import RowGroup, has_page_checksums, read_footer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +43,7 @@ def open_source(path: Path, names: Mapping[str, str] = MappingProxyType({})) -> 
         schema = parquet.schema_arrow
         rows = parquet.metadata.num_rows
         footer = _footer(path, parquet)
-        checksums = _has_page_checksums(path, footer)
+        checksums = has_page_checksums(path, footer)
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
         raise _damaged(path, error) from None
     if rows < 0:
@@ -295,14 +294,3 @@ def _footer(path: Path, parquet: pq.ParquetFile) -> list[RowGroup]:
     if any(len(group.chunks) != len(parquet.schema) for group in footer):
         raise ValueError("a row group lacks a column")
     return footer
-
-
-def _has_page_checksums(path: Path, footer: list[RowGroup]) -> bool:
-    """Whether the first page of every column chunk carries a CRC. pyarrow verifies but does not say."""
-    with path.open("rb") as file:
-        for group in footer:
-            for chunk in group.chunks if group.rows else []:  # a file that holds no rows has no pages
-                file.seek(chunk.start)
-                if not has_checksum(file.read(64)):
-                    return False
-    return bool(footer)
